@@ -11,7 +11,7 @@ use crate::config::{Compression, Config, Settings};
 use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket};
 use crate::log;
-use crate::node::{Budget, Checkpoints, ListenChange, Node, ShutdownRequest, sync_mode};
+use crate::node::{Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, sync_mode};
 use crate::open_files;
 use crate::routing;
 use crate::signals::{self, Stops};
@@ -176,16 +176,16 @@ fn serve(
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
     let checkpoints = Checkpoints::new(checkpoint_source(&opened, settings, clock), archive);
-    let node = Node::new(
-        config.clone(),
+    let node = Node::new(NodeParts {
+        config: config.clone(),
         checkpoints,
-        total,
+        workers: total,
         shard_workers,
-        opened.generations.next,
-        [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
-        std::mem::take(&mut opened.libraries),
-        background.handle().clone(),
-    );
+        next_generation: opened.generations.next,
+        requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
+        libraries: std::mem::take(&mut opened.libraries),
+        background: background.handle().clone(),
+    });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
     node.start.replayed = opened.replayed;
     let node = Arc::new(node);

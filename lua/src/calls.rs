@@ -6,7 +6,16 @@ use std::mem::MaybeUninit;
 use mlua::ffi;
 
 use crate::raw::{State, entry};
-use crate::{Inputs, sandbox, work};
+use crate::{sandbox, work};
+
+/// The keys and arguments of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    pub keys: &'a [&'a [u8]],
+    pub args: &'a [&'a [u8]],
+    /// True if they are the globals KEYS and ARGV, false if they are the function's arguments.
+    pub as_globals: bool,
+}
 
 /// `function, arguments…` → `true, result` or `false, error`.
 pub(crate) const RUN: mlua::lua_CFunction = entry!(run);

@@ -20,6 +20,8 @@ mod cjson;
 mod cmsgpack;
 mod commands;
 mod coroutines;
+mod generator;
+mod json_settings;
 mod libraries;
 mod patterns;
 mod random;
@@ -37,6 +39,7 @@ use std::ffi::CString;
 
 use mlua::{Function, IntoLua, IntoLuaMulti, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 
+pub use calls::Inputs;
 pub use commands::{CallArg, CallArgs, Called, Caller};
 use raw::State;
 use vm::Shared;
@@ -161,15 +164,6 @@ pub fn call(
     let _watched = Watched::begin(watch);
     let (done, value): (bool, Value) = runner.call(all)?;
     Ok(if done { Ok(value) } else { Err(value) })
-}
-
-/// The keys and arguments of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
-    pub keys: &'a [&'a [u8]],
-    pub args: &'a [&'a [u8]],
-    /// True if they are the globals KEYS and ARGV, false if they are the function's arguments.
-    pub as_globals: bool,
 }
 
 /// Begins a run and calls a function. Returns true if it ended normally, and its first result or

@@ -2,36 +2,12 @@
 
 use std::ffi::c_int;
 
+use crate::generator::Generator;
 use crate::raw::{State, entry};
 use crate::vm::Vm;
 
 /// One more than the greatest number of the generator, as a divisor.
 const RANGE: i64 = i32::MAX as i64;
-const MULTIPLIER: u64 = 0x5_DEEC_E66D;
-const INCREMENT: u64 = 0xB;
-const STATE_BITS: u32 = 48;
-
-/// The generator of POSIX's `lrand48`: 48 bits, of which it returns the upper 31.
-#[derive(Clone, Copy)]
-pub(crate) struct Random(u64);
-
-impl Default for Random {
-    fn default() -> Self {
-        Self(0x1234_ABCD_330E)
-    }
-}
-
-impl Random {
-    pub(crate) fn seeded(seed: i32) -> Self {
-        Self((u64::from(seed as u32) << 16) | 0x330E)
-    }
-
-    fn next(&mut self) -> i64 {
-        let next = self.0.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
-        self.0 = next & ((1 << STATE_BITS) - 1);
-        (self.0 >> 17) as i64
-    }
-}
 
 /// Registers both functions in the table on top of the stack.
 pub(crate) fn register(state: State, vm: *const Vm) {
@@ -73,6 +49,6 @@ fn random(state: State) -> c_int {
 
 fn randomseed(state: State) -> c_int {
     let seed = state.check_int(1);
-    state.vm().random.set(Random::seeded(seed));
+    state.vm().random.set(Generator::seeded(seed));
     0
 }

@@ -10,8 +10,6 @@ use std::fmt::{self, Write};
 use mlua::ffi;
 use mlua::lua_State;
 
-use crate::vm::Vm;
-
 /// Bytes up to which error texts are composed here.
 const MAX_TEXT: usize = 256;
 
@@ -22,7 +20,7 @@ const SPARE_SLOTS: c_int = 4;
 ///
 /// Methods that allocate or check may raise a Lua error, which leaves all Rust frames up to the
 /// interpreter by `longjmp`: values not dropped by then never are. So no frame that holds a `State`
-/// owns anything that has to be dropped. Longer-lived data is in [`Vm`].
+/// owns anything that has to be dropped. Longer-lived data is in the shared state (`vm.rs`).
 #[derive(Clone, Copy)]
 pub(crate) struct State(*mut lua_State);
 
@@ -378,13 +376,6 @@ impl State {
         if unsafe { ffi::lua_getupvalue(self.0, index, n) }.is_null() {
             self.push_nil();
         }
-    }
-
-    /// Returns the state shared by the functions of this VM: their first upvalue.
-    pub(crate) fn vm<'a>(self) -> &'a Vm {
-        // SAFETY: see above. Each function that calls this was made with the address of the VM's
-        // `Vm` as its first upvalue, and that lives longer than the VM.
-        unsafe { &*ffi::lua_touserdata(self.0, ffi::lua_upvalueindex(1)).cast::<Vm>() }
     }
 
     /// Raises an error with the position of the caller before the text.

@@ -2,10 +2,10 @@
 
 use std::cell::{Cell, UnsafeCell};
 
-use mlua::Function;
+use mlua::{Function, ffi};
 
-use crate::cjson::Settings;
-use crate::random::Random;
+use crate::generator::Generator;
+use crate::json_settings::JsonSettings;
 use crate::raw::State;
 use crate::work::charge_bytes;
 
@@ -19,8 +19,8 @@ const MAX_NATIVE_STACK: usize = 1024 * 1024;
 /// The shared state. It lives as long as the Lua state, at a fixed address, which the functions
 /// have as an upvalue.
 pub(crate) struct Vm {
-    pub(crate) random: Cell<Random>,
-    pub(crate) json: Cell<Settings>,
+    pub(crate) random: Cell<Generator>,
+    pub(crate) json: Cell<JsonSettings>,
     pub(crate) scratch: Scratch,
     /// Address in the frame that began the run: the use of native stack is measured from it.
     pub(crate) stack_base: Cell<usize>,
@@ -29,8 +29,8 @@ pub(crate) struct Vm {
 impl Vm {
     pub(crate) fn new(memory_limit: usize) -> Self {
         Self {
-            random: Cell::new(Random::default()),
-            json: Cell::new(Settings::default()),
+            random: Cell::new(Generator::default()),
+            json: Cell::new(JsonSettings::default()),
             scratch: Scratch::new(memory_limit),
             stack_base: Cell::new(0),
         }
@@ -121,12 +121,21 @@ impl Shared {
     }
 
     pub(crate) fn begin_run(&self) {
-        self.vm.json.set(Settings::default());
+        self.vm.json.set(JsonSettings::default());
         self.vm.stack_base.set(frame_address());
     }
 
     pub(crate) fn seed(&self, seed: i32) {
-        self.vm.random.set(Random::seeded(seed));
+        self.vm.random.set(Generator::seeded(seed));
+    }
+}
+
+impl State {
+    /// Returns the state shared by the functions of this VM: their first upvalue.
+    pub(crate) fn vm<'a>(self) -> &'a Vm {
+        // SAFETY: see above. Each function that calls this was made with the address of the VM's
+        // `Vm` as its first upvalue, and that lives longer than the VM.
+        unsafe { &*ffi::lua_touserdata(self.as_ptr(), ffi::lua_upvalueindex(1)).cast::<Vm>() }
     }
 }
 

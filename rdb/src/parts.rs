@@ -1,6 +1,6 @@
 //! The parts of an object, as they are decoded one after the other.
 
-use crate::{EntryId, SetForm, StreamNode, ZsetForm};
+use crate::{EntryId, SetForm, StreamGroup, StreamNode, ZsetForm};
 use std::borrow::Cow;
 
 /// The kind of an object.
@@ -51,42 +51,4 @@ pub trait Sink {
     /// # Errors
     /// The reason why no more parts are accepted.
     fn part(&mut self, part: Part<'_>) -> Result<(), Self::Error>;
-}
-
-/// A consumer group of a stream.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StreamGroup<B = Vec<u8>> {
-    pub name: B,
-    pub last_id: EntryId,
-    pub entries_read: EntriesRead,
-    /// Pending entries by ascending id.
-    pub pending: Vec<StreamPending>,
-    pub consumers: Vec<StreamConsumer<B>>,
-}
-
-/// The number of entries that a group has read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntriesRead {
-    Known(i64),
-    Unknown,
-    /// The payload does not have it.
-    Missing,
-}
-
-/// An entry that was delivered and not acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamPending {
-    pub id: EntryId,
-    pub delivered_ms: u64,
-    pub deliveries: u64,
-    /// Index in the group's consumers.
-    pub consumer: usize,
-}
-
-/// A consumer of a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamConsumer<B = Vec<u8>> {
-    pub name: B,
-    pub seen_ms: u64,
-    pub active_ms: Option<u64>,
 }

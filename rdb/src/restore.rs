@@ -6,7 +6,7 @@ use crate::reader::{Reader, Result};
 use crate::walk::{kind, walk};
 use crate::{
     HashField, Object, RestoreError, StreamObject, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX,
-    crc64, distinct, object_type::LAST_COMMON,
+    crc64, object_type::LAST_COMMON,
 };
 
 /// Returns the object in `payload`.
@@ -139,4 +139,10 @@ impl Sink for Collector {
         }
         Ok(())
     }
+}
+
+/// Returns true if no two `items` are equal.
+fn distinct<'a>(items: impl ExactSizeIterator<Item = &'a [u8]>) -> bool {
+    let mut seen = std::collections::HashSet::with_capacity(items.len());
+    items.into_iter().all(|item| seen.insert(item))
 }

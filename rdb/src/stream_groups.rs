@@ -6,7 +6,8 @@
 //! of Valkey 8.1.1.
 
 use crate::input::Input;
-use crate::parts::{EntriesRead, Part, Sink, StreamConsumer, StreamGroup, StreamPending};
+use crate::object::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
+use crate::parts::{Part, Sink};
 use crate::writer::Writer;
 use crate::{EntryId, RestoreError, object_type};
 use std::collections::{BTreeMap, HashSet};

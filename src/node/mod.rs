@@ -63,6 +63,18 @@ pub struct ListenChange {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
+/// The parts of a node that the start of the process makes.
+pub struct NodeParts {
+    pub config: Arc<Config>,
+    pub checkpoints: Checkpoints,
+    pub workers: usize,
+    pub shard_workers: usize,
+    pub next_generation: u32,
+    pub requests: [Arc<Requests>; 2],
+    pub libraries: Vec<Library>,
+    pub background: tokio::runtime::Handle,
+}
+
 /// The shared state of the process.
 pub struct Node {
     pub config: Arc<Config>,
@@ -111,17 +123,11 @@ pub struct Node {
 
 impl Node {
     /// Creates the node at the start of the process.
-    #[allow(clippy::too_many_arguments, reason = "each is a part of the node")]
-    pub fn new(
-        config: Arc<Config>,
-        checkpoints: Checkpoints,
-        workers: usize,
-        shard_workers: usize,
-        next_generation: u32,
-        requests: [Arc<Requests>; 2],
-        libraries: Vec<Library>,
-        background: tokio::runtime::Handle,
-    ) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// If a library of functions cannot be loaded.
+    pub fn new(parts: NodeParts) -> Result<Self, String> {
+        let NodeParts { config, checkpoints, workers, shard_workers, .. } = parts;
         let source = &checkpoints.source;
         let (layout, clock) = (source.layout.clone(), source.clock.clone());
         let journal = source.journal.clone();
@@ -137,7 +143,7 @@ impl Node {
             health: Health::new(journal.lease(), clock.clone(), layout.shards),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
-            functions: Functions::new(libraries, budget.functions)?,
+            functions: Functions::new(parts.libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             listeners: ChangeListeners::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
@@ -156,13 +162,13 @@ impl Node {
             stats,
             rates: Rates::default(),
             command_logs: CommandLogs::default(),
-            requests,
+            requests: parts.requests,
             start: StartFacts::now(started_ms),
-            next_generation: AtomicU64::new(u64::from(next_generation)),
+            next_generation: AtomicU64::new(u64::from(parts.next_generation)),
             active_expire: AtomicBool::new(true),
             configuring: tokio::sync::Mutex::new(()),
             listener: OnceLock::new(),
-            background,
+            background: parts.background,
         })
     }
 

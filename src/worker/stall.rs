@@ -166,7 +166,7 @@ impl Worker {
         }
     }
 
-    async fn reopen(self: Rc<Self>, id: u16, plan: flagstone_storage::reopen::Reopen) {
+    async fn reopen(self: Rc<Self>, id: u16, plan: flagstone_storage::shard::Reopen) {
         // The runtime may be shutting down.
         let Ok(done) = self.node.background.spawn(plan.run()).await else { return };
         let mut jobs = self.jobs.borrow_mut();

@@ -1,9 +1,10 @@
 //! Sealing a round: its changed entries become the operations of a journal record.
 
-use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, encode_meta};
+use crate::encoding::{Delta, ElementRows, OpWriter, RowKey};
 use crate::slot::KeyHash;
 use crate::store::big::measure;
 use crate::store::{DirtyKey, Store, Versions};
+use crate::value::encode_meta;
 use crate::value::string::CHUNK;
 use crate::value::{Entry, JournaledState, Str, Value};
 use std::collections::{BTreeMap, HashSet};

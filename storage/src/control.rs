@@ -3,7 +3,7 @@
 //! ```text
 //! C reaches         lsn u64                      written with the first batch of a hand-over
 //! C applied         lsn u64 | epoch u64          with the last
-//! C resolved        of blind operations, see `shard/resolved.rs`      before the meta rows of a hand-over
+//! C resolved        of blind operations, see `resolved.rs`      before the meta rows of a hand-over
 //! C complete        lsn u64 | epoch u64          while the shard is closed with all applied
 //! C identity        id u128 | shard u16 | shards u16 | hash of the seed u64     at the first start
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
@@ -16,8 +16,7 @@
 use crate::counters::Counters;
 use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
-use crate::presence::FilterPiece;
-use crate::shard::resolved::Resolved;
+use crate::resolved::Resolved;
 use crate::slot::Layout;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +31,13 @@ const GENERATIONS: &[u8] = b"generations";
 const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
 const PRESENCE: u8 = b'p';
+
+/// A piece of a filter: layer, piece, value.
+///
+/// ```text
+/// version u8 | layers u8 | capacity | keys | words of the layer (varints) | words, little-endian
+/// ```
+pub(crate) type FilterPiece = (u8, u16, Vec<u8>);
 
 /// The generation of each database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -105,7 +105,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use crate::scope::tests::store;
+    use crate::store::scope::tests::store;
     use crate::value::{Str, Value};
 
     #[test]

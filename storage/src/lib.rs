@@ -22,6 +22,7 @@ mod evict;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod journal;
+mod keyspace;
 pub mod latency;
 pub mod lease;
 pub mod load;
@@ -36,16 +37,16 @@ mod prefetch;
 pub mod presence;
 mod reclaim;
 pub mod reopen;
+mod resolved;
 pub mod scan;
-mod scope;
 pub mod shard;
 pub mod slot;
 pub mod store;
 mod table;
 pub mod value;
 
-pub use scope::Scope;
-pub use shard::resolved::{OldRows, Replaced, Resolved};
+pub use resolved::{Replaced, Resolved};
+pub use shard::OldRows;
 pub use slot::{KeyHash, Layout, SLOTS};
-pub use store::{Fault, Need, Store};
+pub use store::{Fault, Need, Scope, Store};
 pub use value::{Entry, Value};

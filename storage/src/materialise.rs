@@ -7,12 +7,13 @@
 use crate::control::{
     Generations, applied_rows, counter_prefix, generations_key, no_resolved_row, reaches_row,
 };
-use crate::encoding::{Row, RowKey, decode_entry, row};
-use crate::engine::{BATCH_BYTES, Engine, Swept, prefix_range};
+use crate::encoding::{Row, RowKey, prefix_range, row};
+use crate::engine::{BATCH_BYTES, Engine, Swept};
 use crate::journal::{Journal, Lsn};
 use crate::latency::{LATENCY, LatencyEvent};
 use crate::pending::{Batch, Pending};
 use crate::shard::Cut;
+use crate::value::decode_entry;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Notes of what commands did to keys, in order, for waiting clients, watchers and subscribers. The
+//! Notes of the changes that commands made to keys, in order, for waiting clients, watchers and subscribers. The
 //! runner of a command takes its notes, and passes them on once the changes are stored.
 
 use crate::notify::NotifyFlags;

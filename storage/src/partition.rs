@@ -8,9 +8,7 @@ use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
 use crate::need::PointReads;
 use crate::presence::Presence;
-use crate::reopen::{Reopen, Reopened};
-use crate::shard::resolved::OldRows;
-use crate::shard::{Cut, Shard};
+use crate::shard::{Cut, OldRows, Reopen, Reopened, Shard};
 use crate::slot::Layout;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::JournaledState;
@@ -270,7 +268,7 @@ impl Partition {
         self.shards.get_mut(&shard)?.begin_pass(all)
     }
 
-    /// Ends a pass with what was read.
+    /// Ends a pass with the rows that were read.
     ///
     /// # Errors
     /// That of the read: the operations remain unresolved.
@@ -359,7 +357,7 @@ impl Partition {
         self.shards.values().filter_map(Shard::presence).map(|presence| presence.bytes()).sum()
     }
 
-    /// Returns the memory use of what the engines hold for point reads, in bytes.
+    /// Returns the memory that the engines hold for point reads, in bytes.
     pub fn point_bytes(&self) -> usize {
         self.shards.values().map(|shard| shard.engine().points().bytes()).sum()
     }

@@ -14,8 +14,9 @@
 //! grows by layers, each about twice the one before. At its memory bound the last layer fills up,
 //! and its rate of false positives rises.
 
-use crate::encoding::{Row, get_varint, put_varint, row};
-use crate::engine::{Engine, prefix_range};
+use crate::control::FilterPiece;
+use crate::encoding::{Row, get_varint, prefix_range, put_varint, row};
+use crate::engine::Engine;
 use anyhow::Result;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -216,13 +217,6 @@ impl Presence {
 }
 
 // ---- rows ------------------------------------------------------------------------------------
-
-/// A piece of a filter: layer, piece, value.
-///
-/// ```text
-/// version u8 | layers u8 | capacity | keys | words of the layer (varints) | words, little-endian
-/// ```
-pub(crate) type FilterPiece = (u8, u16, Vec<u8>);
 
 impl Presence {
     /// Returns the pieces that store the filter over a restart. The filter must not grow meanwhile.

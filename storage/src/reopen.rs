@@ -13,12 +13,12 @@
 //! need the engine end with an error.
 
 use crate::commit::split_body;
-use crate::control::{Control, Generations};
-use crate::encoding::row;
-use crate::engine::{Closed, Engine, Turn, prefix_range};
+use crate::control::Control;
+use crate::encoding::{prefix_range, row};
+use crate::engine::{Closed, Engine, Turn};
 use crate::journal::{HoldId, Journal, Lsn, Record};
 use crate::materialise::write_cut;
-use crate::shard::Shard;
+use crate::shard::{Reopen, Reopened, Shard};
 use anyhow::{Context, Result, bail};
 use std::io;
 use std::sync::Arc;
@@ -29,33 +29,6 @@ const PIECE_BYTES: usize = 8 << 20;
 
 /// Time limit for closing the old engine.
 const CLOSING: Duration = Duration::from_secs(5);
-
-/// State of a shard whose engine is to be reopened.
-pub struct Reopen {
-    pub(crate) shard: u16,
-    pub(crate) engine: Engine,
-    pub(crate) journal: Arc<dyn Journal>,
-    /// The greatest lsn that is known to be flushed.
-    pub(crate) flushed: Lsn,
-    /// Every record up to this lsn was in the old engine.
-    pub(crate) handed: Lsn,
-    pub(crate) epoch: u64,
-}
-
-/// State of an engine that was reopened.
-#[derive(Debug)]
-pub struct Reopened {
-    /// Greatest lsn in its files.
-    pub(crate) flushed: Lsn,
-    /// The lsn up to which it was given all records, and the sequence number of the last batch.
-    /// `None`: its files have them all.
-    pub(crate) handed: Option<(Lsn, u64)>,
-    /// Number of operations that it was given.
-    pub(crate) ops: u64,
-    /// Number of records that it was given.
-    pub records: u64,
-    pub(crate) generations: Generations,
-}
 
 /// A hold that keeps records in the journal as long as it lives.
 struct ReplayHold {
@@ -151,7 +124,7 @@ impl Reopen {
     }
 }
 
-/// A new engine, and what it was given.
+/// A new engine, and the rows that it was given.
 struct Given {
     /// Replays the records that the engine lacks.
     shard: Shard,

@@ -65,33 +65,7 @@ const STILL_UPWARD: &[(&str, &str)] = &[];
 
 /// Crates whose modules make circles still: all modules of a circle, in alphabetical order. Files
 /// of one folder may know each other.
-const STILL_CIRCLES: &[(&str, &[&str])] = &[
-    ("storage", &["checkpoint", "directory"]),
-    (
-        "storage",
-        &[
-            "commit",
-            "control",
-            "counters",
-            "encoding",
-            "engine",
-            "journal",
-            "materialise",
-            "notes",
-            "partition",
-            "pending",
-            "place",
-            "presence",
-            "reopen",
-            "scan",
-            "scope",
-            "shard",
-            "store",
-            "value",
-        ],
-    ),
-    ("lua", &["cjson", "random", "raw", "vm", "work"]),
-];
+const STILL_CIRCLES: &[(&str, &[&str])] = &[];
 
 /// Crates whose modules are held to have no circles.
 const WITHOUT_CIRCLES: &[&str] = &["wire", "storage", "rdb", "lua", "commands"];

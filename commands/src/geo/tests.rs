@@ -6,8 +6,8 @@ use crate::Stop;
 use crate::testing::COMMANDS;
 use crate::testing::{run_line, store, try_line};
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_storage::value::{decode_entry, encode_meta};
 use flagstone_wire::resp::{Args, Proto};
 
 /// Returns settings with limits that few members exceed.

@@ -5,9 +5,8 @@ use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
 use crate::DataSettings;
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
-use flagstone_storage::value::{Hash, Value};
+use flagstone_storage::value::{Hash, Value, decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 /// Runs a command once at a given time; returns its reply, or why it stopped.

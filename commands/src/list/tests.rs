@@ -5,8 +5,8 @@ use super::super::testing::{self, NOW_MS};
 use super::{position, range_of};
 use crate::DataSettings;
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_storage::value::{decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 fn store() -> Store {

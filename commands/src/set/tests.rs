@@ -5,9 +5,8 @@ use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
 use crate::DataSettings;
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::{Need, Part};
-use flagstone_storage::value::{Set, Typed};
+use flagstone_storage::value::{Set, Typed, decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 /// Returns settings with limits that few members exceed.

@@ -4,8 +4,8 @@ use super::super::testing;
 use super::super::{Awaited, Stop};
 use crate::DataSettings;
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_storage::value::{decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 /// Runs a command of words between blanks; returns its reply on one line, or its error.

@@ -59,7 +59,7 @@ impl<'a> SetOptions<'a> {
         Ok(options)
     }
 
-    /// Returns true if the effect or the reply depends on what the key holds.
+    /// Returns true if the effect or the reply depends on the old value of the key.
     fn needs_key(&self) -> bool {
         let is_plain = matches!(self.condition, SetCondition::Always) && !self.get;
         !is_plain || self.expiry == ExpiryOption::Word

@@ -5,8 +5,8 @@ use crate::DataSettings;
 use crate::Stop;
 use crate::testing::{NOW_MS, store, try_run};
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_storage::value::{decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 /// Returns settings with limits that few members exceed.

@@ -5,8 +5,8 @@ use super::super::Stop;
 use super::super::testing::{run_line, store, try_line};
 use crate::DataSettings;
 use flagstone_storage::Store;
-use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_storage::value::{decode_entry, encode_meta};
 use flagstone_wire::resp::Proto;
 
 /// Returns settings with limits that few members exceed.

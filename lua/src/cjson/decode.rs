@@ -2,7 +2,8 @@
 
 use std::ffi::c_int;
 
-use super::{OFF, Settings, settings};
+use super::settings;
+use crate::json_settings::{JsonSettings, OFF};
 use crate::raw::State;
 use crate::vm::Scratch;
 use crate::work::charge_bytes;
@@ -47,7 +48,7 @@ impl Token<'_> {
 
 struct Decoder<'a> {
     state: State,
-    settings: Settings,
+    settings: JsonSettings,
     scratch: &'a Scratch,
     text: &'a [u8],
     at: usize,

@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use mlua::ffi;
 
-use super::{OFF, ON, Settings, settings};
+use super::settings;
+use crate::json_settings::{JsonSettings, OFF, ON};
 use crate::raw::State;
 use crate::vm::Scratch;
 use crate::work::charge;
@@ -15,7 +16,7 @@ const NUMBER_TEXT: usize = 32;
 #[derive(Clone, Copy)]
 struct Encoder<'a> {
     state: State,
-    settings: &'a Settings,
+    settings: &'a JsonSettings,
     scratch: &'a Scratch,
 }
 

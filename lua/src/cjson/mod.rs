@@ -9,45 +9,9 @@ use std::ptr;
 
 use mlua::ffi;
 
-use super::raw::{State, entry};
-use super::vm::Vm;
-
-/// Indexes of the names `off`, `on`, `null` of a setting.
-const OFF: c_int = 0;
-const ON: c_int = 1;
-
-/// Maximum number of digits of a written number.
-const MAX_PRECISION: c_int = 14;
-
-/// Settings of a script. Tables made by `cjson.new` have their own.
-#[derive(Clone, Copy)]
-pub(super) struct Settings {
-    sparse_convert: c_int,
-    sparse_ratio: c_int,
-    sparse_safe: c_int,
-    encode_max_depth: c_int,
-    decode_max_depth: c_int,
-    encode_invalid_numbers: c_int,
-    decode_invalid_numbers: c_int,
-    encode_keep_buffer: c_int,
-    precision: c_int,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            sparse_convert: OFF,
-            sparse_ratio: 2,
-            sparse_safe: 10,
-            encode_max_depth: 1000,
-            decode_max_depth: 1000,
-            encode_invalid_numbers: OFF,
-            decode_invalid_numbers: ON,
-            encode_keep_buffer: ON,
-            precision: MAX_PRECISION,
-        }
-    }
-}
+use crate::json_settings::{JsonSettings, MAX_PRECISION, OFF, ON};
+use crate::raw::{State, entry};
+use crate::vm::Vm;
 
 /// Pushes the library.
 pub(super) fn push(state: State, vm: *const Vm) {
@@ -92,24 +56,24 @@ fn new(state: State) -> c_int {
     // SAFETY: the state is valid. Lua's blocks are aligned for any of the fields; the block lives
     // as long as a function that has it as an upvalue.
     unsafe {
-        let settings = ffi::lua_newuserdata(state.as_ptr(), size_of::<Cell<Settings>>());
-        settings.cast::<Cell<Settings>>().write(Cell::new(Settings::default()));
+        let settings = ffi::lua_newuserdata(state.as_ptr(), size_of::<Cell<JsonSettings>>());
+        settings.cast::<Cell<JsonSettings>>().write(Cell::new(JsonSettings::default()));
     }
     push_with_settings(state, state.vm());
     1
 }
 
-fn settings<'a>(state: State) -> &'a Cell<Settings> {
+fn settings<'a>(state: State) -> &'a Cell<JsonSettings> {
     // SAFETY: the functions of this library have settings as their second upvalue, in the VM or in
     // a block that lives as long as the function.
     unsafe {
-        &*ffi::lua_touserdata(state.as_ptr(), ffi::lua_upvalueindex(2)).cast::<Cell<Settings>>()
+        &*ffi::lua_touserdata(state.as_ptr(), ffi::lua_upvalueindex(2)).cast::<Cell<JsonSettings>>()
     }
 }
 
 /// Returns the settings after checking that there are at most `args` arguments; missing ones are
 /// nil.
-fn settings_for(state: State, args: c_int) -> &'static Cell<Settings> {
+fn settings_for(state: State, args: c_int) -> &'static Cell<JsonSettings> {
     if state.top() > args {
         state.arg_error(args + 1, format_args!("found too many arguments"));
     }
@@ -121,7 +85,7 @@ fn settings_for(state: State, args: c_int) -> &'static Cell<Settings> {
 fn number(
     state: State,
     arg: c_int,
-    field: fn(&mut Settings) -> &mut c_int,
+    field: fn(&mut JsonSettings) -> &mut c_int,
     min: c_int,
     max: c_int,
 ) {
@@ -139,7 +103,7 @@ fn number(
 }
 
 /// Sets one of `off`, `on` (or booleans), and `null` where it is allowed, and pushes its value.
-fn choice(state: State, arg: c_int, field: fn(&mut Settings) -> &mut c_int, with_null: bool) {
+fn choice(state: State, arg: c_int, field: fn(&mut JsonSettings) -> &mut c_int, with_null: bool) {
     const NAMES: [&CStr; 3] = [c"off", c"on", c"null"];
     let all = settings(state);
     let mut changed = all.get();

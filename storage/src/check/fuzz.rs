@@ -1,10 +1,8 @@
 //! Fuzz target: rows are decoded or refused, and nothing panics.
 
 use super::tally::Tally;
-use crate::encoding::{
-    ElementRows, Library, Op, OpReader, OpWriter, Row, decode_entry, encode_meta,
-};
-use crate::value::{Entry, Value};
+use crate::encoding::{ElementRows, Library, Op, OpReader, OpWriter, Row};
+use crate::value::{Entry, Value, decode_entry, encode_meta};
 use bytes::Bytes;
 
 /// Reads `data` as the operations of one shard: meta rows are decoded, and the element rows behind

@@ -12,18 +12,17 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use crate::checkpoint::{Catalog, branch_state, engine_dir, offline_options, remove_tree, sizes};
+use crate::checkpoint::{Catalog, branch_state, engine_dir, offline_options, sizes};
 use crate::clock::Clock;
 use crate::control::Generations;
 use crate::directory::{
     Directory, Location, Manifest, check_salt, check_shards, identity_problems, lock_all,
     manifest_of, peek_controls,
 };
-use crate::engine::checkpoint::admin;
 use crate::journal::{
     BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
 };
-use crate::place::Place;
+use crate::place::{Place, admin, remove_tree};
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};

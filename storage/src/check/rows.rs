@@ -1,7 +1,8 @@
 //! Reads the rows of an engine in order.
 
 use super::Findings;
-use crate::engine::{Engine, prefix_range};
+use crate::encoding::prefix_range;
+use crate::engine::Engine;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;

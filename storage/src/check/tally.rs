@@ -1,6 +1,7 @@
 //! Counts and decodes the element rows of one value.
 
-use crate::encoding::{decode_field, get_varint};
+use crate::encoding::get_varint;
+use crate::value::decode_field;
 use crate::value::pack::Pack;
 use crate::value::string::CHUNK;
 use crate::value::{Entry, Value};

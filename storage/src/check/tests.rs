@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::checkpoint::take_stopped;
-use crate::encoding::{Row, RowKey, row};
-use crate::engine::{Engine, prefix_range};
+use crate::encoding::{Row, RowKey, prefix_range, row};
+use crate::engine::Engine;
 use crate::value::{Hash, List, Set, SetEncoding, Str, Value, Zset};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -99,8 +99,7 @@ async fn damaged(
         for (meta, value) in metas {
             let Some(Row::Meta { key, .. }) = Row::parse(&meta) else { panic!("a meta row") };
             if key == name.as_bytes() {
-                let version =
-                    crate::encoding::decode_entry(key, 0, &value).unwrap().value.version();
+                let version = crate::value::decode_entry(key, 0, &value).unwrap().value.version();
                 let rows = damage(&engine, &meta, version).await;
                 engine.write(rows).await.unwrap();
                 written = true;

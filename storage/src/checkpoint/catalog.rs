@@ -1,12 +1,11 @@
 //! The checkpoints of a data directory.
 
 use super::copy::{Quiet, copy_tree};
-use super::files::{names, put, read, remove_tree};
 use super::scratch::Scratch;
 use super::{CHECKPOINTS, Checkpoint, Retention, read_description};
 use crate::directory::remove_staged;
 use crate::engine::Engine;
-use crate::place::Place;
+use crate::place::{Place, names, put, read, remove_dir, remove_tree};
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use object_store::ObjectStoreExt;
@@ -137,7 +136,7 @@ impl Catalog {
         }
         remove_tree(&self.records(&checkpoint.id)).await?;
         if let Some(dir) = self.history(&checkpoint.id) {
-            super::remove_dir(&dir)?;
+            remove_dir(&dir)?;
         }
         Ok(true)
     }

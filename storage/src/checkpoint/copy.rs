@@ -112,7 +112,7 @@ pub(super) async fn all<R>(futures: Vec<BoxFuture<'_, Result<R>>>) -> Result<Vec
 
 /// Runs all futures, `at_once` at a time, and returns the results in the same order. After an error
 /// no further one begins, and those under way are awaited: a copy that went on in the background
-/// would write files beside the removal of what was copied.
+/// would write files while the copied ones are being removed.
 pub(super) async fn all_of<R>(
     at_once: usize,
     futures: Vec<BoxFuture<'_, Result<R>>>,

@@ -74,7 +74,7 @@ pub(super) fn replay(
     Ok(last)
 }
 
-/// Removes from an archive what is older than `since_ms`, and then the oldest until the rest has at
+/// Removes files older than `since_ms` from an archive, and then the oldest until the rest has at
 /// most `max_bytes`. Returns the number of files removed.
 pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
     match archive.dir().map(Path::to_owned) {

@@ -2,9 +2,8 @@
 
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint};
-use crate::engine::checkpoint::admin;
 use crate::journal::Lsn;
-use crate::place::Place;
+use crate::place::{Place, admin};
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
 use object_store::path::Path;

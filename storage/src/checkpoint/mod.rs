@@ -13,7 +13,6 @@
 mod backup;
 mod catalog;
 mod copy;
-mod files;
 mod history;
 mod image;
 mod restore;
@@ -30,13 +29,12 @@ use crate::journal::Lsn;
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 
 pub use backup::{Backup, BackupDone, BackupOptions, backup, list_backups};
 pub use catalog::{Catalog, InUse};
 pub use copy::{Progress, Quiet};
-pub(crate) use files::remove_tree;
 pub use history::prune_archive;
 pub use image::{Image, ImageFile};
 pub(crate) use image::{engine_dir, sizes};
@@ -105,14 +103,4 @@ fn read_description<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> 
 fn sync_dir(dir: &Path) -> Result<()> {
     let synced = File::open(dir).and_then(|dir| dir.sync_all());
     synced.with_context(|| format!("syncing {}", dir.display()))
-}
-
-/// Removes a directory with all its contents, if it exists.
-pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("removing {}", dir.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -1,5 +1,6 @@
 //! Local directories for temporary files.
 
+use crate::place::remove_dir;
 use anyhow::{Context, Result};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,7 +15,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     /// Creates an empty directory at `dir`, removing one that an earlier process has left.
     pub(super) fn at(dir: PathBuf) -> Result<Self> {
-        super::remove_dir(&dir)?;
+        remove_dir(&dir)?;
         // The files hold data, and other users may read the directory for temporary files.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         made.with_context(|| format!("creating {}", dir.display()))?;
@@ -33,7 +34,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = super::remove_dir(&self.dir) {
+        if let Err(error) = remove_dir(&self.dir) {
             tracing::warn!("what was needed meanwhile stays: {error:#}");
         }
     }

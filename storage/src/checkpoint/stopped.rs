@@ -1,12 +1,12 @@
 //! Checkpoints of a data directory that no server has open.
 
-use super::files::names;
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, CheckpointSource, take};
 use crate::clock::Clock;
 use crate::directory::{Directory, Location, OpenOptions, is_data_directory};
 use crate::journal::{Options, SyncMode};
 use crate::lease::LEASE;
+use crate::place::names;
 use anyhow::{Result, bail};
 use std::time::Duration;
 

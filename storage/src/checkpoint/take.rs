@@ -2,12 +2,12 @@
 
 use super::copy::{Quiet, copy_tree};
 use super::scratch::Scratch;
-use super::{Catalog, Checkpoint, FORMAT, remove_dir, sync_dir};
+use super::{Catalog, Checkpoint, FORMAT, sync_dir};
 use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::{Extract, HoldId, Journal, Lsn, RealDisk};
-use crate::place::Place;
+use crate::place::{Place, remove_dir};
 use crate::slot::Layout;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -61,7 +61,7 @@ pub async fn take(source: &CheckpointSource, max_journal_bytes: u64) -> Result<C
     let taken = take_held(source, &catalog, &id, created_ms, held.id).await;
     drop(held);
     if taken.is_err() {
-        // What cannot be removed now is removed at the next start.
+        // A directory that cannot be removed now is removed at the next start.
         let _ = catalog.clean(&source.engines).await;
     }
     taken

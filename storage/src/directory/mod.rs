@@ -19,10 +19,10 @@ mod tests;
 use crate::clock::Clock;
 use crate::commit::Sealed;
 use crate::control::{Control, Generations, incomplete_row, presence_key};
-use crate::encoding::{Library, row};
+use crate::encoding::{Library, prefix_range, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
-use crate::engine::{Compression, Engine, prefix_range};
+use crate::engine::{Compression, Engine};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, RealDisk, Recovered,
     SyncMode,

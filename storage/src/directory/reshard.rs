@@ -10,8 +10,8 @@ use super::{Directory, Manifest, NewDirectory, OpenOptions, Place, local_files, 
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
-use crate::encoding::{Library, Row, row};
-use crate::engine::{BATCH_BYTES, Engine, prefix_range};
+use crate::encoding::{Library, Row, prefix_range, row};
+use crate::engine::{BATCH_BYTES, Engine};
 use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};

@@ -215,6 +215,18 @@ fn be_u64(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
+/// Returns the key range of all rows that begin with `prefix`.
+pub fn prefix_range(prefix: &[u8]) -> std::ops::Range<Vec<u8>> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            break;
+        }
+    }
+    prefix.to_vec()..end
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

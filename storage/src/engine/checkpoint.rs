@@ -1,18 +1,16 @@
 //! Checkpoints of an engine: states whose files are kept as long as the checkpoint exists.
 
-use super::{Engine, FLUSH, prefix_range, within};
+use super::{Engine, FLUSH, within};
 use crate::control::Control;
-use crate::encoding::row;
+use crate::encoding::{prefix_range, row};
 use crate::journal::Lsn;
-use crate::place::{Place, Shares};
+use crate::place::{Place, Shares, admin};
 use anyhow::{Context, Result};
-use object_store::ObjectStore;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use slatedb::admin::{Admin, AdminBuilder};
+use slatedb::admin::Admin;
 use slatedb::config::{CheckpointOptions, CheckpointScope};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Prefix of the names of SlateDB checkpoints, followed by the name of this server's checkpoint.
@@ -48,11 +46,6 @@ impl EngineCheckpoint {
             && reaches == self.reaches
             && self.keys.is_none_or(|keys| keys == control.counters.keys())
     }
-}
-
-/// Returns the administration of an engine by its files; the engine may be open elsewhere.
-pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
-    AdminBuilder::new(path, store).build()
 }
 
 /// Keeps the files of a checkpoint for the branch at `path`, for [`MAKING`] at first.

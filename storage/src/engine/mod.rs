@@ -22,8 +22,9 @@ pub use settings::Compression;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
+use crate::encoding::prefix_range;
 use crate::journal::Lsn;
-use crate::place::{Guarded, Place, Writes};
+use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -443,7 +444,7 @@ impl How {
         let (path, upkeep) = (self.place.root().clone(), &self.upkeep);
         // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
         // back.
-        let admin = checkpoint::admin(store.clone(), path.as_ref());
+        let admin = admin(store.clone(), path.as_ref());
         let manifest = admin.read_manifest(None).await.map_err(with_causes)?;
         let merges = admin.read_compactions(None).await.map_err(with_causes)?;
         ensure!(
@@ -555,16 +556,4 @@ async fn within<T>(
             Err(anyhow!("it was not done within {} s{why}", limit.as_secs()))
         }
     }
-}
-
-/// Returns the key range of all rows that begin with `prefix`.
-pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            break;
-        }
-    }
-    prefix.to_vec()..end
 }

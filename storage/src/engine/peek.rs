@@ -1,8 +1,8 @@
 //! Reads an engine that another process may have open, without disturbing it.
 
-use super::{OPENING, checkpoint, prefix_range, within};
-use crate::place::Place;
-use crate::place::Writes;
+use super::{OPENING, within};
+use crate::encoding::prefix_range;
+use crate::place::{Place, Writes, admin};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use slatedb::config::DbReaderOptions;
@@ -13,7 +13,7 @@ use slatedb::{DbReader, DbReaderMode};
 pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Bytes, Bytes)>>> {
     let reading = async {
         let (store, path) = (place.store(), place.root().clone());
-        let admin = checkpoint::admin(store.clone(), path.as_ref());
+        let admin = admin(store.clone(), path.as_ref());
         if admin.read_manifest(None).await?.is_none() {
             return Ok(None);
         }

@@ -140,7 +140,7 @@ mod tests {
         let two = readers.begin();
         assert!(deleted(&readers, &["a.sst"], &[]).is_empty());
         let three = readers.begin();
-        // A later read does not keep it, but keeps what is replaced after its beginning.
+        // A later read does not keep it, but keeps files that are replaced after its beginning.
         drop(one);
         assert!(deleted(&readers, &["a.sst", "b.sst"], &[]).is_empty());
         drop(two);

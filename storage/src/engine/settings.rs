@@ -42,7 +42,7 @@ const CACHED_FILES: usize = 128;
 const MANIFEST_AGE: Duration = Duration::from_secs(300);
 const LOCAL_MANIFEST_AGE: Duration = Duration::from_secs(60);
 
-/// Age below which no file is deleted, whoever may read it.
+/// Age below which no file is deleted, whether or not a read needs it.
 const NEW_FILES: Duration = Duration::from_secs(1);
 
 /// Minimum interval at which a running merge is noted, so that the next process may go on with it.
@@ -97,7 +97,7 @@ pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     }
 }
 
-/// Returns what is cached when a file is written: not its rows. Rows in use are in the hot tier
+/// Returns the parts of a file that are cached when it is written: not its rows. Rows in use are in the hot tier
 /// already; those of the file would only displace rows that were read. Point reads hold filters of
 /// their own, and scans use none.
 pub(super) fn cache_policy(has_points: bool) -> BlockCachePolicy {

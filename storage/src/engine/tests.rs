@@ -169,7 +169,7 @@ fn wait_until_gone(process: &Process, store: &InMemory, replaced: &[Path]) {
 const OVERWRITTEN: u32 = 8000;
 
 #[test]
-fn a_long_walk_while_everything_is_merged_sees_what_was_there() {
+fn a_long_walk_while_everything_is_merged_sees_its_snapshot() {
     let store = Arc::new(InMemory::new());
     let process = Process::start(&store);
     overwrite(&process, LIVE, 1);
@@ -349,7 +349,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     let made = process.runtime.block_on(process.engine.checkpoint("one")).unwrap();
     let held = size(&store);
     let files = |manifest: u64| {
-        let admin = checkpoint::admin(store.clone(), "db");
+        let admin = admin(store.clone(), "db");
         let manifest = process.runtime.block_on(admin.read_manifest(Some(manifest))).unwrap();
         let manifest = manifest.expect("the manifest stays");
         manifest.all_sst_views().map(|view| view.sst.id.value().to_string()).collect::<Vec<_>>()
@@ -400,7 +400,7 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
     process.put(LIVE, 0..40_000);
     let made = process.runtime.block_on(process.engine.checkpoint("one")).unwrap();
     let held = size(&store);
-    let admin = checkpoint::admin(store.clone(), "db");
+    let admin = admin(store.clone(), "db");
     let manifest = process.runtime.block_on(admin.read_manifest(Some(made.manifest))).unwrap();
     let views = manifest.as_ref().unwrap().all_sst_views();
     let names: Vec<_> = views.map(|v| format!("compacted/{}.sst", v.sst.id.value())).collect();

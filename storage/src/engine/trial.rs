@@ -2,12 +2,12 @@
 //! all its writes stay in memory.
 
 use super::settings::engine_settings;
-use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, fences};
-use super::{prefix_range, with_causes, within};
+use super::{BLOCK, EngineClock, OPENING, Upkeep, fences};
+use super::{with_causes, within};
 use crate::clock::Clock;
 use crate::control::Control;
-use crate::encoding::row;
-use crate::place::{Place, Writes};
+use crate::encoding::{prefix_range, row};
+use crate::place::{Place, Writes, admin};
 use anyhow::{Context, Result};
 use object_store::path::Path;
 use slatedb::Db;
@@ -29,7 +29,7 @@ pub(crate) async fn try_engine(
     let files: BTreeMap<_, _> =
         files.map(|(name, at, size)| (Path::from(format!("db/{name}")), (at, size))).collect();
     let engine = place.in_memory(files).join("db");
-    let admin = checkpoint::admin(engine.store(), engine.root().as_ref());
+    let admin = admin(engine.store(), engine.root().as_ref());
     let manifest = in_time(Box::pin(admin.read_manifest(None))).await?;
     let manifest = manifest.context("it has no manifest")?;
     fences::complete(&engine, &manifest).await?;

@@ -87,7 +87,7 @@ pub struct CommitPiece {
 /// that noticed it.
 pub type Subscriber = Box<dyn Fn() + Send + Sync>;
 
-/// The reason why the journal could not do what was asked.
+/// The reason why the journal could not do as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// Nothing was written and no lsn consumed; the same append may succeed later.

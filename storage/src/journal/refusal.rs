@@ -1,4 +1,4 @@
-//! Refused appends: what is logged of them, and how often a full disk is tried again.
+//! Refused appends: their log lines, and the pace of new attempts on a full disk.
 
 use std::io;
 use std::sync::Mutex;

@@ -6,7 +6,7 @@
 
 mod range;
 
-use crate::encoding::{RowKey, decode_entry};
+use crate::encoding::RowKey;
 use crate::engine::Engine;
 use crate::engine::points::{OnDisk, Point, Points};
 use crate::need::{ElementRange, IndexPiece, Need, Page, Part, PointReads};
@@ -14,7 +14,7 @@ use crate::partition::Partition;
 use crate::shard::Shard;
 use crate::slot::KeyHash;
 use crate::store::Store;
-use crate::value::{BigStr, Entry, Str, Value};
+use crate::value::{BigStr, Entry, Str, Value, decode_entry};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use range::RangeWork;
@@ -277,7 +277,7 @@ impl LoadPlan {
         }
     }
 
-    /// Reads what is not known yet: from the disk, then by the engine on the background runtime.
+    /// Reads the parts that are not known yet: from the disk, then by the engine on the background runtime.
     pub async fn run(mut self, background: &tokio::runtime::Handle) -> Loaded {
         let mut reads = self.reads;
         if let Err(error) = self.read_from_disk(&mut reads).await {
@@ -445,7 +445,7 @@ impl LoadItem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scope::tests::store;
+    use crate::store::scope::tests::store;
     use crate::value::{Set, SetEncoding, Typed};
 
     fn unknown(store: &mut Store, names: &[&str]) -> Vec<String> {

@@ -1,8 +1,8 @@
 //! Ranges of element rows: pending rows over the engine's.
 
 use super::LoadedRows;
-use crate::encoding::get_varint;
-use crate::engine::{Engine, prefix_range};
+use crate::encoding::{get_varint, prefix_range};
+use crate::engine::Engine;
 use crate::need::{ElementRange, IndexBy, IndexPiece, Page, Part};
 use crate::shard::Shard;
 use anyhow::{Context, Result};

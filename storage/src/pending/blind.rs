@@ -3,10 +3,14 @@
 use super::{Pending, ROW_OVERHEAD, RowMark};
 use crate::control::resolved_row;
 use crate::encoding::{Row, RowKey};
-use crate::shard::resolved::{PASS_LIMIT, Replaced, Resolved};
+use crate::resolved::{Replaced, Resolved};
 use crate::value::JournaledState;
 use bytes::Bytes;
 use std::time::{Duration, Instant};
+
+/// Maximum number of rows that a pass reads: with `MAX_UNRESOLVED` operations, as many puts wait for
+/// its end.
+const PASS_LIMIT: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct PendingBlind {
@@ -81,12 +85,12 @@ impl Pending {
         &self.blind.replaced
     }
 
-    /// Sets what will be resolved with the hand-over of the map.
+    /// Sets the control row of the operations that the hand-over of the map resolves.
     pub(crate) fn set_resolved(&mut self, resolved: Resolved) {
         self.blind.resolved = Some(resolved);
     }
 
-    /// Returns what is resolved with the hand-over of the map.
+    /// Returns the control row of the operations that the hand-over of the map resolves.
     pub(crate) fn resolved(&self) -> Option<&Resolved> {
         self.blind.resolved.as_ref()
     }

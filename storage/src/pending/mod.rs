@@ -6,11 +6,12 @@
 mod blind;
 mod rows;
 
-use crate::encoding::{Library, Row, RowKey, decode_entry};
+use crate::encoding::{Library, Row, RowKey};
 use crate::journal::Lsn;
 use crate::need::ElementRange;
 use crate::reclaim::Reclaimed;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
+use crate::value::decode_entry;
 use bytes::{Bytes, BytesMut};
 use hashbrown::HashMap;
 use rows::{PendingElementRows, PendingRow, RowChange, RowTable, set_row, sorted, warm_rows};
@@ -447,7 +448,7 @@ impl<'a> Batches<'a> {
         }
     }
 
-    /// Emits what is left.
+    /// Emits the remaining rows.
     fn end(self) {
         if !self.batch.is_empty() {
             (self.emit)(self.batch);

@@ -1,6 +1,7 @@
 //! Places of data: each is a root in an object store, named by a URL.
 
 mod cloud;
+mod files;
 mod guarded;
 mod metered;
 mod preflight;
@@ -9,6 +10,7 @@ pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use files::{names, put, read, remove_dir, remove_tree};
 pub(crate) use guarded::{Guarded, Writes};
 pub use metered::Requests;
 pub(crate) use preflight::cause;
@@ -21,6 +23,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use shared::SharedStore;
+use slatedb::admin::{Admin, AdminBuilder};
 use stamp::Verified;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -246,4 +249,9 @@ fn bucket_and_prefix<'a>(url: &str, rest: &'a str) -> Result<(&'a str, &'a str)>
         bail!("{url} names no bucket: write s3://bucket/prefix");
     }
     Ok((bucket, prefix))
+}
+
+/// Returns the administration of an engine by its files; the engine may be open elsewhere.
+pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
+    AdminBuilder::new(path, store).build()
 }

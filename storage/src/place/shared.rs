@@ -4,8 +4,7 @@
 //! `shared.json` lists them. A SlateDB checkpoint in each of the parent's engines keeps the files
 //! for the branch, until the branch needs none of them.
 
-use super::Place;
-use crate::engine::checkpoint::admin;
+use super::{Place, admin};
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
 use chrono::DateTime;

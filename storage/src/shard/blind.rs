@@ -1,9 +1,10 @@
 //! Resolving the blind operations of a shard (RFC 12).
 
-use super::resolved::{MAX_UNRESOLVED, OldRows, PASS_FROM, Pass, Replaced, Resolved};
+use super::unresolved::{MAX_UNRESOLVED, OldRows, PASS_FROM, Pass};
 use super::{Closing, Shard};
 use crate::journal::Lsn;
 use crate::pending::Pending;
+use crate::resolved::{Replaced, Resolved};
 use crate::value::JournaledState;
 use std::sync::Arc;
 use std::time::Duration;

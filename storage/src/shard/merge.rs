@@ -1,13 +1,14 @@
 //! Merging the operations of a record into the pending rows and the counters of a shard.
 
 use super::Cut;
-use super::resolved::{BlindState, Replaced, state_in};
+use super::unresolved::{BlindState, state_in};
 use crate::control::Generations;
 use crate::counters::Counters;
 use crate::encoding::{Delta, Op, Row, row};
 use crate::journal::Lsn;
 use crate::pending::Pending;
 use crate::presence::Presence;
+use crate::resolved::Replaced;
 use crate::value::JournaledState;
 use bytes::Bytes;
 

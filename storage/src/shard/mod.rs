@@ -8,23 +8,25 @@
 
 mod blind;
 mod merge;
-pub mod resolved;
+mod reopening;
+mod unresolved;
+pub use reopening::{Reopen, Reopened};
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
 use crate::encoding::{Library, OpReader, OpWriter};
 use crate::engine::Engine;
-use crate::journal::{Journal, Lsn};
+use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
-use crate::reopen::{Reopen, Reopened};
 use crate::slot::KeyHash;
 use bytes::Bytes;
 use merge::MergeTarget;
-use resolved::BlindState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+use unresolved::BlindState;
+pub use unresolved::OldRows;
 
 /// A map that was cut off, with the control data for the engine that takes it.
 #[derive(Debug)]
@@ -402,33 +404,6 @@ impl Shard {
     /// Returns the age of the oldest hand-over that is not flushed.
     pub fn unflushed_age(&self) -> Option<std::time::Duration> {
         self.unflushed.front().map(|handed| handed.at.elapsed())
-    }
-
-    /// Returns the data needed to reopen the engine. Until [`reopened`](Self::reopened), or another
-    /// try, nothing counts as flushed.
-    pub(crate) fn reopen(&mut self, journal: Arc<dyn Journal>) -> Reopen {
-        self.reopening = true;
-        Reopen {
-            shard: self.id,
-            engine: self.engine.clone(),
-            journal,
-            flushed: self.flushed,
-            handed: self.handed,
-            epoch: self.epoch,
-        }
-    }
-
-    /// Takes over the reopened engine's state.
-    pub(crate) fn reopened(&mut self, reopened: Reopened) {
-        self.reopening = false;
-        self.flushed = self.flushed.max(reopened.flushed);
-        self.unflushed.clear();
-        if let Some((applied, seq)) = reopened.handed {
-            let (ops, at) = (reopened.ops, Instant::now());
-            self.unflushed.push_back(HandedOver { applied, seq, ops, at });
-        }
-        // Swept rows may be in the engine again.
-        self.generations.dead.extend(reopened.generations.dead);
     }
 
     /// Notes that the rows of these generations are gone from the engine.

@@ -95,7 +95,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::notes::Interest;
-    use crate::scope::tests::store;
+    use crate::store::scope::tests::store;
 
     fn blind() -> Store {
         let mut store = store();

@@ -1,7 +1,7 @@
 //! Whole databases: their generations, and how a unit changes them in its workspace.
 
 use super::{Db, Store};
-use crate::scan::{Cursor, ScanKey};
+use crate::keyspace::{Cursor, ScanKey};
 use crate::slot::KeyHash;
 use crate::value::Entry;
 

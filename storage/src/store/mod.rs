@@ -20,6 +20,9 @@ mod databases;
 mod entry_mut;
 mod lending;
 mod read;
+mod rounds;
+pub(crate) mod scope;
+mod tables;
 mod unit;
 mod versions;
 
@@ -27,102 +30,15 @@ pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::presence::Presence;
-use crate::scope::Scope;
-use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Counted, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::slot::{KeyHash, Layout, sub_table};
+use crate::value::{ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
-use hashbrown::HashTable;
-use std::collections::{HashSet, VecDeque};
+pub use scope::Scope;
+use std::collections::VecDeque;
 use std::sync::Arc;
+use tables::Db;
 pub use versions::Versions;
-
-/// A sub-table: the keys of some slots.
-#[derive(Debug, Default)]
-pub(crate) struct SubTable {
-    pub(crate) map: HashTable<Entry>,
-    /// Keys that are not in `map` may exist on disk.
-    pub(crate) partial: bool,
-    /// In a table that is not partial: keys that are not in `map` and may exist on disk all the
-    /// same.
-    lost: HashSet<KeyBuf>,
-}
-
-/// Smallest number of buckets of a table that is rebuilt in its size, not grown, when removed
-/// entries fill it.
-const FEW_BUCKETS: usize = 64;
-
-/// Elements up to which a collection in use is assumed to be in the processor's caches.
-const IN_CACHE: u64 = 4096;
-
-/// Maximum number of a table's lost keys; a table that loses more becomes partial.
-const MAX_LOST: usize = 1024;
-
-impl SubTable {
-    /// Inserts an entry whose key is not in the table and returns its bucket. Removed entries leave
-    /// marked buckets; growing the table because of them would leave it half empty.
-    fn insert(&mut self, entry: Entry) -> usize {
-        if self.map.len() == self.map.capacity() {
-            let buckets = self.map.num_buckets();
-            if buckets >= FEW_BUCKETS && self.map.len() < buckets / 4 * 3 {
-                let mut fresh = HashTable::with_capacity(buckets / 8 * 7);
-                for entry in self.map.drain() {
-                    fresh.insert_unique(entry.hash, entry, |e| e.hash);
-                }
-                self.map = fresh;
-            }
-        }
-        self.map.insert_unique(entry.hash, entry, |e| e.hash).bucket_index()
-    }
-
-    /// Returns true if a key that is not in `map` may exist.
-    #[inline]
-    fn may_exist(&self, key: &[u8]) -> bool {
-        self.partial || (!self.lost.is_empty() && self.lost.contains(key))
-    }
-
-    /// Notes that a key is not in `map` any more but may exist on disk.
-    fn note_lost(&mut self, key: &[u8]) {
-        if self.partial {
-            return;
-        }
-        if self.lost.len() < MAX_LOST {
-            self.lost.insert(KeyBuf::from_slice(key));
-        } else {
-            (self.partial, self.lost) = (true, HashSet::new());
-        }
-    }
-
-    /// Notes that the state of a key is known.
-    fn note_known(&mut self, key: &[u8]) {
-        if !self.lost.is_empty() {
-            self.lost.remove(key);
-        }
-    }
-}
-
-/// A logical database.
-#[derive(Debug)]
-pub(crate) struct Db {
-    generation: u32,
-    /// Empty until the first key.
-    pub(crate) tables: Vec<SubTable>,
-    partial: bool,
-}
-
-impl Db {
-    fn new(generation: u32, partial: bool) -> Self {
-        Self { generation, tables: Vec::new(), partial }
-    }
-
-    fn table(&mut self, slot: u16) -> &mut SubTable {
-        if self.tables.is_empty() {
-            let partial = self.partial;
-            self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
-        }
-        &mut self.tables[sub_table(slot)]
-    }
-}
 
 /// A key that changed in the open round.
 #[derive(Clone, Debug)]
@@ -132,12 +48,12 @@ pub(crate) struct DirtyKey {
     pub(crate) key: KeyBuf,
 }
 
+/// Elements up to which a collection in use is assumed to be in the processor's caches.
+const IN_CACHE: u64 = 4096;
+
 /// Number of the first round. The number below it marks entries that coordinators store before that
 /// round is closed, so it is not 0: replies do not wait for 0.
 const FIRST_ROUND: u64 = 3;
-
-/// Difference between the numbers of successive rounds.
-const ROUND_STEP: u64 = 2;
 
 /// Counters of one worker's commands, for INFO.
 #[derive(Clone, Copy, Debug, Default)]
@@ -621,88 +537,6 @@ impl Store {
         let at = self.layout.key_hash(key);
         self.get_mut(db, at, key)
     }
-
-    // ---- rounds ------------------------------------------------------------------------------
-
-    /// Returns the number of the open round.
-    pub fn round(&self) -> u64 {
-        self.round
-    }
-
-    /// Returns the number of data that is in the journal already but shows with the open round:
-    /// replies that saw nothing newer wait until the round is closed, whether or not its record can
-    /// be appended.
-    pub fn stored_round(&self) -> u64 {
-        self.round - 1
-    }
-
-    /// Returns true if the open round has changes.
-    pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
-    }
-
-    pub(crate) fn next_round(&mut self) {
-        self.round += ROUND_STEP;
-    }
-
-    /// Counts the memory of a key's entry anew.
-    pub(crate) fn recount(&mut self, db: u32, key: &[u8]) {
-        let at = self.layout.key_hash(key);
-        self.recount_key(&DirtyKey { db, at, key: KeyBuf::from_slice(key) });
-    }
-
-    pub(crate) fn recount_key(&mut self, key: &DirtyKey) {
-        if let Some(change) = self.get_mut(key.db, key.at, &key.key).map(Entry::count) {
-            self.counted(key, change);
-        }
-    }
-
-    /// Applies a new memory count of a key's entry.
-    pub(crate) fn counted(&mut self, key: &DirtyKey, change: Counted) {
-        self.memory = (self.memory + change.after).saturating_sub(change.before);
-        if change.grew_large {
-            self.large.push_back(key.clone());
-        }
-    }
-
-    /// Makes entries that are loaded from now on count as written in `round`, which may not be
-    /// durable yet.
-    pub(crate) fn load_as_of(&mut self, round: u64) {
-        self.forgotten = round;
-    }
-
-    pub(crate) fn add_tombstone(&mut self, key: DirtyKey) {
-        self.add_tombstone_as_of(self.round, key);
-    }
-
-    /// Notes a key as absent since a round. The tombstones are ordered by round.
-    fn add_tombstone_as_of(&mut self, round: u64, key: DirtyKey) {
-        let behind = self.tombstones.partition_point(|(r, _)| *r <= round);
-        self.tombstones.insert(behind, (round, key));
-    }
-
-    /// Returns the approximate memory use of all entries in bytes.
-    pub fn memory(&self) -> usize {
-        self.memory
-    }
-
-    /// Removes the tombstones of rounds up to `durable`, which are durable, together with their
-    /// entries where the table is complete.
-    pub fn settle(&mut self, durable: u64) {
-        while self.tombstones.front().is_some_and(|(round, _)| *round <= durable) {
-            let Some((round, key)) = self.tombstones.pop_front() else { return };
-            let table = self.dbs[key.db as usize].table(key.at.slot);
-            if table.partial {
-                continue;
-            }
-            if let Ok(found) = table.map.find_entry(key.at.hash, |e| {
-                *e.key == *key.key && e.round == round && !e.is_live() && !e.dirty
-            }) {
-                let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted);
-            }
-        }
-    }
 }
 
 /// Address of an entry; valid until the table changes.
@@ -728,34 +562,5 @@ impl EntryAddress {
             .map
             .get_bucket_mut(self.bucket)
             .expect("found a moment ago")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_whose_keys_come_and_go_does_not_grow() {
-        let mut table = SubTable::default();
-        let entry = |n: u64| {
-            let hash = xxhash_rust::xxh3::xxh3_64(&n.to_be_bytes());
-            Entry::absent(&n.to_be_bytes(), hash)
-        };
-        let keys = 700;
-        for n in 0..keys {
-            table.insert(entry(n));
-        }
-        assert_eq!(table.map.num_buckets(), 1024);
-        for n in keys..100 * keys {
-            let gone = entry(n - keys);
-            let found = table.map.find_entry(gone.hash, |e| e.key == gone.key);
-            found.expect("it is there").remove();
-            table.insert(entry(n));
-        }
-        assert_eq!(table.map.len() as u64, keys);
-        assert_eq!(table.map.num_buckets(), 1024);
-        let last = entry(100 * keys - 1);
-        assert!(table.map.find(last.hash, |e| e.key == last.key).is_some());
     }
 }

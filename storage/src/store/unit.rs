@@ -97,8 +97,8 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scope::tests::store;
     use crate::store::Fault;
+    use crate::store::scope::tests::store;
     use crate::value::{Str, Value};
 
     fn set(store: &mut Store, key: &[u8], value: &[u8]) -> Result<(), Fault> {

@@ -2,9 +2,11 @@
 
 use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
-use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
+use crate::encoding::{ElementRows, Row, RowKey};
 use crate::need::{Page, Part};
 use crate::reclaim::{Parts, Reclaimed};
+use crate::value::meta::{self, encode_hash};
+use crate::value::{decode_field, encode_field};
 use anyhow::Context;
 use bytes::Bytes;
 use std::collections::BTreeSet;

@@ -115,7 +115,7 @@ fn heap_bytes(name: &Name) -> usize {
 /// Returns the range of element keys from a place on, with a `prefix`.
 fn range_from(prefix: &[u8], place: u64) -> ElementRange {
     let from = [prefix, &place.to_be_bytes()[2..]].concat();
-    let to = (!prefix.is_empty()).then(|| crate::engine::prefix_range(prefix).end);
+    let to = (!prefix.is_empty()).then(|| crate::encoding::prefix_range(prefix).end);
     ElementRange { from, to }
 }
 

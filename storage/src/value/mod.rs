@@ -4,6 +4,7 @@ pub(crate) mod collection;
 pub mod hash;
 pub mod list;
 pub(crate) mod members;
+pub(crate) mod meta;
 pub(crate) mod order;
 pub(crate) mod pack;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use collection::Collection;
 pub use collection::ElementHint;
 pub use hash::{Field, Hash};
 pub use list::List;
+pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
 pub use set::{Set, SetEncoding};
 pub use stream::{Stream, StreamId};
 pub use string::{BigStr, Str};

@@ -3,9 +3,10 @@
 
 use super::collection::{MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX};
 use super::{Entry, Hash, Set, SetEncoding, Typed, Value, Zset};
-use crate::encoding::{ElementRows, Op, OpWriter, Row, decode_entry, encode_meta};
+use crate::encoding::{ElementRows, Op, OpWriter, Row};
 use crate::need::{ElementRange, Page, Part};
 use crate::slot::Layout;
+use crate::value::{decode_entry, encode_meta};
 use bytes::Bytes;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

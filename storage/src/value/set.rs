@@ -2,8 +2,9 @@
 
 use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
-use crate::encoding::{ElementRows, Row, RowKey, encode_set, meta};
+use crate::encoding::{ElementRows, Row, RowKey};
 use crate::need::{Page, Part};
+use crate::value::meta::{self, encode_set};
 use anyhow::Context;
 use bytes::Bytes;
 

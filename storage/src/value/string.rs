@@ -1,8 +1,8 @@
 //! Strings: an integer, bytes, or chunks.
 
+use crate::need::Part;
 use crate::prefetch::prefetch_all;
 use crate::reclaim::{Parts, Reclaimed};
-use crate::store::Part;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Range;

@@ -1,10 +1,10 @@
 //! Compares a sorted set with a plain map; its rows are in a map: cold, shed, or in memory.
 
 use super::*;
-use crate::encoding::{Op, OpWriter, decode_entry, encode_meta};
+use crate::encoding::{Op, OpWriter};
 use crate::need::{IndexBy, OrLoad};
 use crate::store::Fault;
-use crate::value::{Entry, Value};
+use crate::value::{Entry, Value, decode_entry, encode_meta};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 

@@ -2,8 +2,7 @@
 
 use crate::model::V;
 use crate::world::{SHARDS, World};
-use flagstone_storage::encoding::Row;
-use flagstone_storage::engine::prefix_range;
+use flagstone_storage::encoding::{Row, prefix_range};
 use flagstone_storage::scan::{Cursor, DueCursor};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 //!
 //! `unfinished/` is created in it first and removed last, after `flagstone.json` was written. So a
 //! kill leaves a directory that is marked as unfinished: the next process that makes a data
-//! directory there removes it. A process that fails removes what it has made.
+//! directory there removes it. A process that fails removes the files that it has made.
 //!
 //! In a local directory a lock shows whether a process is at work there. In a bucket the maker
 //! renews an object in `unfinished/`; one that is not renewed for a while counts as abandoned.
@@ -11,8 +11,7 @@
 mod tests;
 
 use super::{Locks, create_private_dir, lock, manifest};
-use crate::checkpoint::{remove_dir, remove_tree};
-use crate::place::{Place, SHARED};
+use crate::place::{Place, SHARED, remove_dir, remove_tree};
 use anyhow::{Context, Result, bail};
 use object_store::path::Path as ObjectPath;
 use object_store::{Error, ObjectStoreExt, PutMode};
@@ -133,13 +132,13 @@ impl NewDirectory {
     pub(crate) async fn prove(&self) -> Result<()> {
         match &self.mark {
             Some(mark) if !mark.is_ours().await? => {
-                bail!("somebody else makes a data directory in {}, too", self.place)
+                bail!("another process makes a data directory in {}, too", self.place)
             }
             _ => Ok(()),
         }
     }
 
-    /// Ends the making: leaves a whole data directory, or removes what was made.
+    /// Ends the making: leaves a whole data directory, or removes the unfinished one.
     pub(crate) async fn end<T>(mut self, made: Result<T>) -> Result<T> {
         if let Some(mark) = &mut self.mark {
             mark.stop().await;
@@ -308,7 +307,9 @@ async fn is_of(object: &Place, name: &str) -> Result<bool> {
 /// Waits until a mark has stayed unchanged for long enough.
 async fn wait_until_abandoned(object: &Place) -> Result<()> {
     let before = content(object).await?;
-    tracing::info!("{object}: somebody has not finished there; is he still at work?");
+    tracing::info!(
+        "{object}: a data directory is unfinished; waiting to see if its process still runs"
+    );
     tokio::time::sleep(STANDSTILL).await;
     if content(object).await? != before {
         bail!(at_work(object));
@@ -317,5 +318,5 @@ async fn wait_until_abandoned(object: &Place) -> Result<()> {
 }
 
 fn at_work(object: &Place) -> String {
-    format!("somebody is making a data directory there: {object} changes")
+    format!("another process is making a data directory there: {object} changes")
 }

@@ -25,7 +25,7 @@ async fn what_was_not_finished_in_a_bucket_is_taken_over_once_nobody_is_at_work(
     put(&place, "shared.json").await;
     // While a process is at work, others are refused.
     let error = NewDirectory::begin(&place).await.unwrap_err();
-    assert!(error.to_string().contains("somebody is making"), "{error}");
+    assert!(error.to_string().contains("another process is making"), "{error}");
     first.prove().await.unwrap();
     // Simulates a kill.
     drop(first);
@@ -44,7 +44,7 @@ async fn one_who_was_taken_for_dead_writes_no_manifest_and_removes_nothing() {
     let other = NewDirectory::begin(&place).await.unwrap();
     put(&place, "shard-0/of-the-other").await;
     let error = slow.prove().await.unwrap_err();
-    assert!(error.to_string().contains("somebody else"), "{error}");
+    assert!(error.to_string().contains("another process makes"), "{error}");
     slow.end::<()>(Err(error)).await.unwrap_err();
     assert_eq!(found(&place).await, ["shard-0/of-the-other", "unfinished/mark"]);
     other.prove().await.unwrap();

@@ -150,7 +150,7 @@ fn a_deleted_file_is_not_found() {
 }
 
 #[test]
-fn a_file_that_somebody_else_deletes_is_not_found() {
+fn a_file_that_another_process_deletes_is_not_found() {
     let (dir, files) = files(&["a.sst"]);
     get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap();
     std::fs::remove_file(dir.path().join("a.sst")).unwrap();

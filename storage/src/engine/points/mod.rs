@@ -70,7 +70,7 @@ thread_local! {
 /// Maximum number of files that the engines of a directory hold open for point reads.
 pub(crate) const MAX_FILES: usize = 512;
 
-/// Limits of what an engine holds for point reads.
+/// Limits of the memory that an engine holds for point reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PointLimits {
     /// Bytes of indexes and filters.

@@ -315,7 +315,7 @@ fn a_reopened_engine_is_read_with_all_that_it_was_given() {
 }
 
 #[test]
-fn what_is_damaged_is_left_to_the_engine() {
+fn damaged_files_are_left_to_the_engine() {
     let local = Local::open();
     local.write(
         (0..2000_u32)
@@ -485,7 +485,7 @@ fn no_bytes_of_a_block_lead_out_of_it() {
 /// Where the system has hardly any block in memory, reads go to the disk without a try, until that
 /// changes.
 #[test]
-fn tries_in_place_follow_what_is_in_memory() {
+fn tries_in_place_follow_the_page_cache() {
     std::thread::spawn(|| {
         let tries = |reads: u32| (0..reads).filter(|_| super::is_worth_trying()).count();
         assert_eq!(tries(100), 100);

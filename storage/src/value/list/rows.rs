@@ -3,8 +3,9 @@
 use super::super::collection::{Collection, PACKED_ALWAYS};
 use super::super::pack::Pack;
 use super::{List, ListNode, NodeState};
-use crate::encoding::{ElementRows, encode_list, meta};
+use crate::encoding::ElementRows;
 use crate::need::{ElementRange, IndexPiece, Page, Part};
+use crate::value::meta::{self, encode_list};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 

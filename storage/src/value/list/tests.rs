@@ -1,8 +1,7 @@
 use super::super::collection::Collection;
 use super::super::test_rows::TestRows;
 use super::*;
-use crate::encoding::{decode_entry, encode_meta};
-use crate::value::{Entry, Value};
+use crate::value::{Entry, Value, decode_entry, encode_meta};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::collections::VecDeque;
 

@@ -4,9 +4,10 @@ use super::node::EntryNode;
 use super::paged::{Paged, PagedRow};
 use super::trim::Cold;
 use super::{Groups, Stream, StreamId, prefix};
-use crate::encoding::{ElementRows, get_bytes, get_varint, meta, put_bytes, put_varint};
+use crate::encoding::{ElementRows, get_bytes, get_varint, put_bytes, put_varint};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::value::collection::Collection;
+use crate::value::meta;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 

@@ -1,9 +1,8 @@
 use super::*;
-use crate::encoding::{decode_entry, encode_meta};
 use crate::need::Part;
 use crate::value::collection::Collection;
 use crate::value::test_rows::TestRows;
-use crate::value::{Entry, Value};
+use crate::value::{Entry, Value, decode_entry, encode_meta};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 type Pair = (Vec<u8>, Vec<u8>);

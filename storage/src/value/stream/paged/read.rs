@@ -83,7 +83,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         };
         let end = || {
             let whole = !self.prefix.is_empty();
-            whole.then(|| crate::engine::prefix_range(&self.prefix).end)
+            whole.then(|| crate::encoding::prefix_range(&self.prefix).end)
         };
         ElementRange { from: element(from), to: to.map(element).or_else(end) }
     }

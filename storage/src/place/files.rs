@@ -1,13 +1,14 @@
 //! Small files and directories of a place, whether it is a local directory or in a bucket.
 
-use crate::place::Place;
+use super::Place;
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt};
+use std::fs;
 
 /// Returns the names of files, and of directories, right below a place; none if it does not exist.
-pub(super) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
+pub(crate) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
     let root = (!place.root().is_root()).then(|| place.root());
     let listed = match place.store().list_with_delimiter(root).await {
         Err(Error::NotFound { .. }) => return Ok(Default::default()),
@@ -20,7 +21,7 @@ pub(super) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
 }
 
 /// Returns the contents of a file; `None` if it does not exist.
-pub(super) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
+pub(crate) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
     let reading = || format!("reading {file}");
     match file.store().get(file.root()).await {
         Ok(found) => Ok(Some(found.bytes().await.with_context(reading)?.to_vec())),
@@ -30,7 +31,7 @@ pub(super) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
 }
 
 /// Writes a file whole and durably.
-pub(super) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
+pub(crate) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
     let put = file.store().put(file.root(), bytes.into()).await;
     put.with_context(|| format!("writing {file}"))?;
     Ok(())
@@ -39,7 +40,7 @@ pub(super) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
 /// Removes everything below a place.
 pub(crate) async fn remove_tree(place: &Place) -> Result<()> {
     if let Some(dir) = place.dir() {
-        return super::remove_dir(dir);
+        return remove_dir(dir);
     }
     let store = place.store();
     let all = store.list(Some(place.root())).map_ok(|meta| meta.location).boxed();
@@ -47,5 +48,15 @@ pub(crate) async fn remove_tree(place: &Place) -> Result<()> {
     match gone.await {
         Err(Error::NotFound { .. }) => Ok(()),
         gone => gone.with_context(|| format!("deleting what is in {place}")),
+    }
+}
+
+/// Removes a directory with all its contents, if it exists.
+pub(crate) fn remove_dir(dir: &std::path::Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("removing {}", dir.display()))
+        }
+        _ => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Meta rows and element values.
+//! Meta rows of keys, and the values of hash fields in element rows: their bytes.
 //!
 //! ```text
 //! meta row    type u8 | flags u8 | [expire_at_ms u64] | payload
@@ -18,9 +18,9 @@
 //! field       flags u8 | [expire_at_ms u64] | [name] | value
 //! ```
 
-use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
-use crate::value::collection::Collection;
-use crate::value::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Stream, Value, Zset};
+use super::collection::Collection;
+use super::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Stream, Value, Zset};
+use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use thiserror::Error;
 
 pub(crate) const TYPE_STRING: u8 = 1;

@@ -1,9 +1,9 @@
 //! The keys that a command may ask for. A command that asks only for declared keys may ask for any;
 //! if its keys follow from data, the undeclared ones must be locked for it first.
 
+use super::Store;
 use crate::need::Key;
 use crate::slot::KeyHash;
-use crate::store::Store;
 use std::collections::BTreeSet;
 
 /// The keys that a command may ask for: any other key counts as missing.

@@ -4,12 +4,16 @@
 //! must lie before that end, or the journal is damaged and refused. The bytes behind the end are a
 //! torn tail: they were never stated to be durable, and are cut off.
 
+mod pieces;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(super) use pieces::LocalPieces;
 
 use super::disk::{CHUNK, Disk, File, write_zeros};
 use super::floor::{JournalFloor, floor_path};
@@ -21,7 +25,7 @@ use super::segment::{
     segment_path,
 };
 use super::upkeep::archive_segment;
-use super::{CommitPiece, JournalError, Lsn, Options, Record};
+use super::{JournalError, Lsn, Options, Record};
 use bytes::BytesMut;
 
 /// A journal that was read but not started yet. Nothing on disk has been changed.
@@ -368,11 +372,6 @@ impl Recovery {
         self.floor.as_ref().and_then(|f| f.shards.get(&shard).copied()).unwrap_or(0)
     }
 
-    /// Returns the commits from the lsn `from` on, in order, and whole.
-    pub(super) fn pieces(&self, from: Lsn) -> LocalPieces<'_> {
-        LocalPieces { recovery: self, from, next: 0, walk: None, passes: true }
-    }
-
     /// Passes every whole commit from the lsn `from` on to `each`, in order, until that fails.
     pub fn replay<E: From<JournalError>>(
         &self,
@@ -534,67 +533,6 @@ impl Recovery {
         let first = usable.remove(0);
         self.spares = usable;
         Ok((first, self.open_file(first)?))
-    }
-}
-
-/// Reads the commits of a recovered journal.
-pub(super) struct LocalPieces<'a> {
-    recovery: &'a Recovery,
-    from: Lsn,
-    /// Index of the segment to read next.
-    next: usize,
-    walk: Option<(&'a Scanned, SegmentWalk)>,
-    /// True if the commit that is being read is complete.
-    passes: bool,
-}
-
-impl LocalPieces<'_> {
-    pub(super) fn next(&mut self) -> Result<Option<CommitPiece>, JournalError> {
-        loop {
-            let Some((segment, walk)) = &mut self.walk else {
-                if !self.enter()? {
-                    return Ok(None);
-                }
-                continue;
-            };
-            let number = segment.header.number;
-            let path = || self.recovery.path(number);
-            let step = walk.next().map_err(|e| JournalError::io("reading", &path(), e))?;
-            let Some(step) = step else {
-                if walk.offset != segment.end {
-                    let reason = "the segment changed while it was read";
-                    return Err(JournalError::corrupt(path(), walk.offset, reason));
-                }
-                self.walk = None;
-                continue;
-            };
-            let Met::Part { first, last } = step.met else { continue };
-            if first {
-                self.passes = !self.recovery.unfinished.contains(&(number, step.offset));
-            }
-            if self.passes && step.header.lsn >= self.from {
-                return Ok(Some(CommitPiece { record: step.record(), first, last }));
-            }
-        }
-    }
-
-    /// Opens the next segment that is needed; returns false if there is none.
-    fn enter(&mut self) -> Result<bool, JournalError> {
-        let recovery = self.recovery;
-        // The commit behind a segment's last one may have its first parts in that segment.
-        while let Some(segment) = recovery.segments.get(self.next) {
-            self.next += 1;
-            if segment.last + 1 < self.from {
-                continue;
-            }
-            let number = segment.header.number;
-            let file = recovery.open_file(number)?;
-            let walk = SegmentWalk::new(&file, recovery.salt(), segment.entry)
-                .map_err(|error| JournalError::io("reading", &recovery.path(number), error))?;
-            self.walk = Some((segment, walk));
-            return Ok(true);
-        }
-        Ok(false)
     }
 }
 

@@ -5,23 +5,28 @@
 //! that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
 //! never published. Every object between the floor and the fence must exist.
 
+mod fencing;
+mod pieces;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 
 use bytes::{Bytes, BytesMut};
-use futures::future::join_all;
-use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::Error;
 use object_store::path::Path;
-use object_store::{Error, PutMode};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use fencing::End;
+pub(in crate::journal) use pieces::BucketPieces;
 
 use super::super::local::lock;
 use super::super::read::Holds;
 use super::super::segment::ShardSpans;
-use super::super::{CommitPiece, Journal, JournalError, Lsn, Record};
+use super::super::{Journal, JournalError, Lsn, Record};
 use super::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position, Unreadable, VERSION};
 use super::records::{ObjectChain, ObjectPart};
 use super::requests::{ask, read_object};
@@ -34,10 +39,6 @@ const READS: usize = 16;
 
 /// Bytes of objects that are kept in memory from the first reading to the replay.
 const KEPT_BYTES: usize = 64 << 20;
-
-/// Fences put at once after one has met a record: its writer is still active, and may be faster
-/// than fences put one at a time.
-const FENCES: u64 = 16;
 
 /// A journal in a bucket that was fenced and read, but not started yet.
 pub struct BucketRecovery {
@@ -70,35 +71,6 @@ struct FoundObject {
     spans: ShardSpans,
     /// Its records; `None` if there were too many bytes to keep.
     records: Option<Bytes>,
-}
-
-/// Reads the commits of a recovered journal, some objects ahead.
-pub(in crate::journal) struct BucketPieces<'a> {
-    recovery: &'a BucketRecovery,
-    from: Lsn,
-    objects: BoxStream<'a, (&'a FoundObject, Result<Bytes, JournalError>)>,
-    /// Commits of the object that was read last.
-    ready: VecDeque<CommitPiece>,
-}
-
-impl BucketPieces<'_> {
-    pub(in crate::journal) async fn next(&mut self) -> Result<Option<CommitPiece>, JournalError> {
-        while self.ready.is_empty() {
-            let Some((found, records)) = self.objects.next().await else { return Ok(None) };
-            let (records, mut chain) = (records?, found.entry);
-            let ends = self.recovery.ends.get(&found.header.at.epoch).copied();
-            let walked = chain.walk(&found.header, &records, |part| {
-                let lsn = part.header.lsn;
-                // A commit whose beginning was dropped is applied already, and one that its epoch
-                // did not finish does not count.
-                if !part.rest && lsn >= self.from && ends.is_none_or(|end| lsn <= end) {
-                    self.ready.push_back(part.piece(records.slice_ref(part.body)));
-                }
-            });
-            walked.map_err(|what| self.recovery.corrupt(found.header.at, what))?;
-        }
-        Ok(self.ready.pop_front())
-    }
 }
 
 /// State of reading the objects.
@@ -288,114 +260,6 @@ impl BucketRecovery {
         Ok(())
     }
 
-    // ---- fencing -----------------------------------------------------------------------------
-
-    /// Puts a fence behind the last object, and returns its position.
-    async fn take_over(&mut self, reading: &mut Reading) -> Result<Position, JournalError> {
-        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
-        let mut fences = 1;
-        loop {
-            let first = Position { epoch, number: 1 };
-            self.read_epoch(reading, first).await?;
-            let next = match self.end_of(reading, first)? {
-                End::Fence(opens) => {
-                    (epoch, fences) = (opens, 1);
-                    continue;
-                }
-                End::Missing(next) => next,
-            };
-            let known = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
-            self.epoch = known.max(epoch) + 1;
-            if self.put_fences(reading, next, fences).await? {
-                return Ok(next);
-            }
-            // Another process has put an object there: list again before the next attempt.
-            self.list(reading).await?;
-            fences = FENCES;
-        }
-    }
-
-    /// Returns the end of an epoch, as far as it is known.
-    fn end_of(&self, reading: &Reading, first: Position) -> Result<End, JournalError> {
-        let mut at = first.max(reading.floor.first);
-        while let Some(found) = reading.found.get(&at) {
-            match found {
-                Ok(found) if found.header.is_fence() => return Ok(End::Fence(found.header.opens)),
-                Ok(_) => at = at.next(),
-                Err(unreadable) => return Err(self.corrupt(at, unreadable.to_string())),
-            }
-        }
-        if reading.published >= at {
-            return Err(self.corrupt(at, "the object is missing, and it was stored"));
-        }
-        Ok(End::Missing(at))
-    }
-
-    /// Puts fences at `next` and the numbers behind it; returns true if the first one was put here.
-    /// If not, the object there was read.
-    async fn put_fences(
-        &self,
-        reading: &mut Reading,
-        next: Position,
-        count: u64,
-    ) -> Result<bool, JournalError> {
-        let numbers = next.number..next.number + count;
-        let puts = numbers.map(|number| self.put_fence(reading, Position { number, ..next }));
-        let mut outcomes = join_all(puts).await.into_iter();
-        match outcomes.next() {
-            Some(Ok(None)) => Ok(true),
-            Some(Ok(Some(object))) => {
-                self.take(reading, next, &object)?;
-                Ok(false)
-            }
-            Some(Err(error)) => Err(error),
-            None => Ok(false),
-        }
-    }
-
-    /// Puts a fence; returns the object that is there already, unless it is this fence.
-    async fn put_fence(
-        &self,
-        reading: &Reading,
-        at: Position,
-    ) -> Result<Option<Bytes>, JournalError> {
-        let header = ObjectHeader {
-            salt: self.options.salt,
-            at,
-            nonce: self.nonce,
-            opens: self.epoch,
-            released: false,
-            last: 0,
-            durable: 0,
-            published: 0,
-            time_ms: reading.max_time_ms,
-            prev_crc: 0,
-            records_crc: crc32c::crc32c(&[]),
-            records_len: 0,
-            // A fence is as long as its header.
-            floor: ObjectFloor { first: reading.floor.first, ..ObjectFloor::default() },
-        };
-        let fence = header.encode();
-        let path = at.path(self.place.root());
-        let store = self.place.store();
-        loop {
-            let put = || async {
-                match store.put_opts(&path, fence.clone().into(), PutMode::Create.into()).await {
-                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
-                    put => put.map(|_| true),
-                }
-            };
-            if self.ask(put).await? {
-                return Ok(None);
-            }
-            match self.read(at).await? {
-                Some(found) if found == fence => return Ok(None),
-                Some(found) => return Ok(Some(found)),
-                None => {}
-            }
-        }
-    }
-
     // ---- reading -----------------------------------------------------------------------------
 
     /// Follows the objects from the floor to the fence.
@@ -532,17 +396,6 @@ impl BucketRecovery {
         JournalError::Failed(format!("another server has taken over {place} at the same time"))
     }
 
-    /// Returns the commits from the lsn `from` on, in order, and whole.
-    pub(in crate::journal) fn pieces(&self, from: Lsn) -> BucketPieces<'_> {
-        // A commit may end in a later object than the one it begins in.
-        let is_needed = |found: &&FoundObject| found.spans.last().any(|(_, lsn)| lsn >= from);
-        let needed: Vec<_> = self.chain.iter().filter(is_needed).collect();
-        let reads =
-            needed.into_iter().map(move |found| async move { (found, self.records(found).await) });
-        let objects = stream::iter(reads).buffered(READS / 4).boxed();
-        BucketPieces { recovery: self, from, objects, ready: VecDeque::new() }
-    }
-
     /// Passes every whole commit from the lsn `from` on to `each`, in order, until that fails.
     pub async fn replay<E: From<JournalError>>(
         &self,
@@ -650,12 +503,4 @@ impl BucketRecovery {
             subscribers: RwLock::default(),
         }))
     }
-}
-
-/// The end of an epoch.
-enum End {
-    /// A fence, which opens another epoch.
-    Fence(u64),
-    /// The next number, which does not exist yet.
-    Missing(Position),
 }

@@ -1,0 +1,131 @@
+//! Takes a journal over: puts a fence behind its last object, however fast its writer is.
+
+use super::{BucketRecovery, Reading};
+use crate::journal::JournalError;
+use crate::journal::bucket::object::{ObjectFloor, ObjectHeader, Position};
+use bytes::Bytes;
+use futures::future::join_all;
+use object_store::{Error, PutMode};
+
+/// Fences put at once after one has met a record: its writer is still active, and may be faster
+/// than fences put one at a time.
+const FENCES: u64 = 16;
+
+/// The end of an epoch.
+pub(super) enum End {
+    /// A fence, which opens another epoch.
+    Fence(u64),
+    /// The next number, which does not exist yet.
+    Missing(Position),
+}
+
+impl BucketRecovery {
+    /// Puts a fence behind the last object, and returns its position.
+    pub(super) async fn take_over(
+        &mut self,
+        reading: &mut Reading,
+    ) -> Result<Position, JournalError> {
+        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+        let mut fences = 1;
+        loop {
+            let first = Position { epoch, number: 1 };
+            self.read_epoch(reading, first).await?;
+            let next = match self.end_of(reading, first)? {
+                End::Fence(opens) => {
+                    (epoch, fences) = (opens, 1);
+                    continue;
+                }
+                End::Missing(next) => next,
+            };
+            let known = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+            self.epoch = known.max(epoch) + 1;
+            if self.put_fences(reading, next, fences).await? {
+                return Ok(next);
+            }
+            // Another process has put an object there: list again before the next attempt.
+            self.list(reading).await?;
+            fences = FENCES;
+        }
+    }
+
+    /// Returns the end of an epoch, as far as it is known.
+    pub(super) fn end_of(&self, reading: &Reading, first: Position) -> Result<End, JournalError> {
+        let mut at = first.max(reading.floor.first);
+        while let Some(found) = reading.found.get(&at) {
+            match found {
+                Ok(found) if found.header.is_fence() => return Ok(End::Fence(found.header.opens)),
+                Ok(_) => at = at.next(),
+                Err(unreadable) => return Err(self.corrupt(at, unreadable.to_string())),
+            }
+        }
+        if reading.published >= at {
+            return Err(self.corrupt(at, "the object is missing, and it was stored"));
+        }
+        Ok(End::Missing(at))
+    }
+
+    /// Puts fences at `next` and the numbers behind it; returns true if the first one was put here.
+    /// If not, the object there was read.
+    async fn put_fences(
+        &self,
+        reading: &mut Reading,
+        next: Position,
+        count: u64,
+    ) -> Result<bool, JournalError> {
+        let numbers = next.number..next.number + count;
+        let puts = numbers.map(|number| self.put_fence(reading, Position { number, ..next }));
+        let mut outcomes = join_all(puts).await.into_iter();
+        match outcomes.next() {
+            Some(Ok(None)) => Ok(true),
+            Some(Ok(Some(object))) => {
+                self.take(reading, next, &object)?;
+                Ok(false)
+            }
+            Some(Err(error)) => Err(error),
+            None => Ok(false),
+        }
+    }
+
+    /// Puts a fence; returns the object that is there already, unless it is this fence.
+    pub(super) async fn put_fence(
+        &self,
+        reading: &Reading,
+        at: Position,
+    ) -> Result<Option<Bytes>, JournalError> {
+        let header = ObjectHeader {
+            salt: self.options.salt,
+            at,
+            nonce: self.nonce,
+            opens: self.epoch,
+            released: false,
+            last: 0,
+            durable: 0,
+            published: 0,
+            time_ms: reading.max_time_ms,
+            prev_crc: 0,
+            records_crc: crc32c::crc32c(&[]),
+            records_len: 0,
+            // A fence is as long as its header.
+            floor: ObjectFloor { first: reading.floor.first, ..ObjectFloor::default() },
+        };
+        let fence = header.encode();
+        let path = at.path(self.place.root());
+        let store = self.place.store();
+        loop {
+            let put = || async {
+                match store.put_opts(&path, fence.clone().into(), PutMode::Create.into()).await {
+                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+                    put => put.map(|_| true),
+                }
+            };
+            if self.ask(put).await? {
+                return Ok(None);
+            }
+            match self.read(at).await? {
+                Some(found) if found == fence => return Ok(None),
+                Some(found) => return Ok(Some(found)),
+                None => {}
+            }
+        }
+    }
+}

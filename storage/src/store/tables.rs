@@ -1,0 +1,119 @@
+//! The tables of a store's databases: the entries by slot, and the keys that are not among them.
+
+use crate::slot::{SUB_TABLES, sub_table};
+use crate::value::{Entry, KeyBuf};
+use hashbrown::HashTable;
+use std::collections::HashSet;
+
+/// A sub-table: the keys of some slots.
+#[derive(Debug, Default)]
+pub(crate) struct SubTable {
+    pub(crate) map: HashTable<Entry>,
+    /// Keys that are not in `map` may exist on disk.
+    pub(crate) partial: bool,
+    /// In a table that is not partial: keys that are not in `map` and may exist on disk all the
+    /// same.
+    lost: HashSet<KeyBuf>,
+}
+
+/// Smallest number of buckets of a table that is rebuilt in its size, not grown, when removed
+/// entries fill it.
+const FEW_BUCKETS: usize = 64;
+
+/// Maximum number of a table's lost keys; a table that loses more becomes partial.
+const MAX_LOST: usize = 1024;
+
+impl SubTable {
+    /// Inserts an entry whose key is not in the table and returns its bucket. Removed entries leave
+    /// marked buckets; growing the table because of them would leave it half empty.
+    pub(super) fn insert(&mut self, entry: Entry) -> usize {
+        if self.map.len() == self.map.capacity() {
+            let buckets = self.map.num_buckets();
+            if buckets >= FEW_BUCKETS && self.map.len() < buckets / 4 * 3 {
+                let mut fresh = HashTable::with_capacity(buckets / 8 * 7);
+                for entry in self.map.drain() {
+                    fresh.insert_unique(entry.hash, entry, |e| e.hash);
+                }
+                self.map = fresh;
+            }
+        }
+        self.map.insert_unique(entry.hash, entry, |e| e.hash).bucket_index()
+    }
+
+    /// Returns true if a key that is not in `map` may exist.
+    #[inline]
+    pub(super) fn may_exist(&self, key: &[u8]) -> bool {
+        self.partial || (!self.lost.is_empty() && self.lost.contains(key))
+    }
+
+    /// Notes that a key is not in `map` any more but may exist on disk.
+    pub(super) fn note_lost(&mut self, key: &[u8]) {
+        if self.partial {
+            return;
+        }
+        if self.lost.len() < MAX_LOST {
+            self.lost.insert(KeyBuf::from_slice(key));
+        } else {
+            (self.partial, self.lost) = (true, HashSet::new());
+        }
+    }
+
+    /// Notes that the state of a key is known.
+    pub(super) fn note_known(&mut self, key: &[u8]) {
+        if !self.lost.is_empty() {
+            self.lost.remove(key);
+        }
+    }
+}
+
+/// A logical database.
+#[derive(Debug)]
+pub(crate) struct Db {
+    pub(super) generation: u32,
+    /// Empty until the first key.
+    pub(crate) tables: Vec<SubTable>,
+    pub(super) partial: bool,
+}
+
+impl Db {
+    pub(super) fn new(generation: u32, partial: bool) -> Self {
+        Self { generation, tables: Vec::new(), partial }
+    }
+
+    pub(super) fn table(&mut self, slot: u16) -> &mut SubTable {
+        if self.tables.is_empty() {
+            let partial = self.partial;
+            self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
+        }
+        &mut self.tables[sub_table(slot)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_whose_keys_come_and_go_does_not_grow() {
+        let mut table = SubTable::default();
+        let entry = |n: u64| {
+            let hash = xxhash_rust::xxh3::xxh3_64(&n.to_be_bytes());
+            Entry::absent(&n.to_be_bytes(), hash)
+        };
+        let keys = 700;
+        for n in 0..keys {
+            table.insert(entry(n));
+        }
+        assert_eq!(table.map.num_buckets(), 1024);
+        for n in keys..100 * keys {
+            let gone = entry(n - keys);
+            let found = table.map.find_entry(gone.hash, |e| e.key == gone.key);
+            found.expect("it is there").remove();
+            table.insert(entry(n));
+        }
+        assert_eq!(table.map.len() as u64, keys);
+        assert_eq!(table.map.num_buckets(), 1024);
+        let last = entry(100 * keys - 1);
+        assert!(table.map.find(last.hash, |e| e.key == last.key).is_some());
+    }
+}
