@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_buffer_grows_to_what_is_wanted_and_by_no_more_than_it_has() {
+    fn a_large_buffer_grows_to_the_wanted_size_and_at_most_doubles() {
         let mut buf = BytesMut::new();
         reserve(&mut buf, 10, LARGE * 8);
         assert!(buf.capacity() < LARGE, "nothing has come yet");

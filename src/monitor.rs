@@ -138,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_cut_where_nobody_may_get_it() {
+    fn a_long_line_of_monitor_is_cut() {
         assert!(text(&[b"SET", b"k", &[b'x'; 5000], &[b'y'; 5000]], 100).len() < 120);
     }
 
     #[test]
-    fn who_watches_is_told_until_it_ends() {
+    fn a_monitor_gets_lines_until_it_ends() {
         let addr = PeerAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
         let client = Arc::new(Client::new(1, (addr.clone(), addr), 0, 0, 1));
         let monitors = Arc::new(Monitors::default());

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_too_slow_gets_nothing_more() {
+    fn a_reader_that_is_too_slow_gets_nothing_more() {
         let outbox = Outbox::default();
         assert_eq!(push(&outbox, 100, &LIMIT, 1), Err(TooSlow));
         assert_eq!(push(&outbox, 10, &LIMIT, 2), Ok(()));

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_a_key_is_marked_when_it_changes() {
+    fn watchers_of_a_key_are_marked_when_it_changes() {
         let (first, second): (Arc<Watch>, Arc<Watch>) = Default::default();
         let mut table = WatchTable::default();
         table.add(&key("a"), &first, true);

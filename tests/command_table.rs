@@ -90,7 +90,7 @@ fn differences(command: &Command, facts: &Value) -> Vec<String> {
 }
 
 #[test]
-fn the_table_tells_what_the_reference_tells() {
+fn the_table_agrees_with_the_reference() {
     let reference = reference();
     let mut wrong = Vec::new();
     flagstone::commands::install();

@@ -61,7 +61,7 @@ fn cases() -> impl Iterator<Item = (u64, &'static str, &'static str)> {
 }
 
 #[test]
-fn commands_tell_what_the_reference_does() {
+fn commands_tell_the_events_of_the_reference() {
     let (mut hot, mut disk) = (store(false), store(false));
     for (now_ms, command, expected) in cases() {
         assert_eq!(events(&mut hot, &mut disk, now_ms, command), expected, "{command}");
@@ -83,7 +83,7 @@ fn commands_that_miss_keys_tell_the_same_once() {
 }
 
 #[test]
-fn nobody_is_told_what_nobody_wants_to_hear() {
+fn events_without_a_listener_are_not_made() {
     let (mut hot, mut disk) = (store(false), store(false));
     hot.notes.want(Interest { changes: false, events: NotifyFlags::STRING });
     assert_eq!(events(&mut hot, &mut disk, NOW_MS, "set a 1"), "set a");

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_library_is_named() {
+    fn payloads_without_a_library_are_named() {
         let wrong = "ERR DUMP payload version or checksum are wrong";
         assert_eq!(restore_functions(b"", false), Err(wrong));
         let mut payload = dump_functions(std::iter::once(&b"code"[..]), false);

@@ -161,7 +161,7 @@ fn only_read() -> Vec<(&'static str, Object)> {
 }
 
 #[test]
-fn what_other_servers_write_is_read_and_written_alike() {
+fn payloads_of_other_servers_are_read_and_written_alike() {
     for (hex, object) in written() {
         assert!(restore(&unhex(hex)).as_ref() == Ok(&object), "{hex}");
         assert_eq!(dump(&object, &Limits::default()), unhex(hex), "{object:?}");

@@ -91,7 +91,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn who_has_closed_its_side_is_known_before_its_connection_notices() {
+    fn a_client_that_closed_its_side_is_known_before_its_connection_notices() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut socket, _) = listener.accept().unwrap();

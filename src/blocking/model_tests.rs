@@ -241,7 +241,7 @@ fn random_key() -> String {
 }
 
 /// Checks that no client waits for a key that has an element.
-fn check_nobody_is_overlooked(net: &Net, waiters: &[Arc<Waiter>]) {
+fn check_no_waiter_is_overlooked(net: &Net, waiters: &[Arc<Waiter>]) {
     let shared = net.shared.lock().unwrap();
     for waiter in waiters.iter().filter(|waiter| !waiter.turn.is_over()) {
         for key in &waiter.keys {
@@ -313,7 +313,7 @@ fn schedule() {
     }
     canceller.join().unwrap();
     net.wait_quiet();
-    check_nobody_is_overlooked(&net, &waiters);
+    check_no_waiter_is_overlooked(&net, &waiters);
     for waiter in &waiters {
         waiter.turn.cancel(Cancel::TimedOut);
     }

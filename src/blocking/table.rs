@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_found_nothing_in_a_stream_looks_again_when_it_has_changed() {
+    fn a_waiter_that_found_nothing_in_a_stream_looks_again_when_it_changes() {
         let holds = |last_id| Content { type_name: "stream", state: [last_id, 0, 0, 0] };
         let a = waiter(2, &["x"], Awaited::Stream);
         let b = waiter(3, &["x"], Awaited::Group);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_first_is_first_in_every_queue() {
+    fn the_first_waiter_is_first_in_every_queue() {
         let a = waiter(1, &["x", "y"], Awaited::List);
         let b = waiter(2, &["y"], Awaited::List);
         let c = waiter(3, &["y", "x"], Awaited::List);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_for_those_who_wait_for_its_type() {
+    fn a_value_is_for_waiters_of_its_type() {
         let list = waiter(1, &["x"], Awaited::List);
         let zset = waiter(2, &["x"], Awaited::Zset);
         let group = waiter(3, &["x"], Awaited::Group);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_key_serves_nobody_until_it_is_free() {
+    fn a_busy_key_serves_no_waiter_until_it_is_free() {
         let a = waiter(1, &["x"], Awaited::List);
         let b = waiter(2, &["x"], Awaited::List);
         let mut table = table(&[&a, &b]);

@@ -249,7 +249,7 @@ fn refusals_name_origin_directive_and_reason() {
 }
 
 #[test]
-fn what_has_no_effect_is_noticed() {
+fn directives_without_effect_are_noticed() {
     let environment = [
         ("FLAGSTONE_TYPO", "1"),
         ("FLAGSTONE_PORT", "tcp://10.0.0.1:6379"),
@@ -266,7 +266,7 @@ fn what_has_no_effect_is_noticed() {
 }
 
 #[test]
-fn what_promises_something_that_is_absent_is_refused_by_name() {
+fn directives_that_promise_an_absent_feature_are_refused_by_name() {
     let cases = [
         ("cluster-enabled yes", "this server cannot be a cluster node"),
         ("import-mode yes", "this server has no import mode: keys expire at any time"),

@@ -65,7 +65,7 @@ fn functions_are_registered_in_order() {
 }
 
 #[test]
-fn what_cannot_be_loaded_is_refused_with_the_reason() {
+fn libraries_that_cannot_be_loaded_are_refused_with_the_reason() {
     let registering = "ERR Error registering functions: ERR ";
     for (body, text) in [
         ("bad script", "ERR Error compiling function: user_function:2: '=' expected near 'script'"),

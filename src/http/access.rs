@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn who_guesses_waits_longer_each_time_and_others_do_not() {
+    fn wrong_guesses_wait_longer_each_time_and_other_clients_do_not() {
         let (guard, now) = (Guard::default(), Instant::now());
         let from = |last: u8| IpAddr::from([10, 0, 0, last]);
         let delays: Vec<_> = (0..9).map(|_| guard.wrong(from(1), now).as_millis()).collect();

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_reads_needs_no_mark_of_its_sender() {
+    fn only_reads_need_no_mark_of_their_sender() {
         let reads = |target: &str| Asked::of(target, None).expect("a command").only_reads();
         assert!(reads("/get/x") && reads("/HGETALL/x.json") && reads("/memory/usage/x"));
         assert!(!reads("/set/x/1") && !reads("/config/get/x") && !reads("/eval/x/0"));

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_an_error_and_no_panic() {
+    fn malformed_replies_are_errors_and_no_panics() {
         for wrong in ["x\r\n", "$x\r\n", "*9999999999999999999\r\n", "$9223372036854775807\r\n"] {
             let mut scan = ReplyScan::new(1);
             assert_ne!(scan.find_end(wrong.as_bytes()), Ok(true), "{wrong}");

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_slower_than_the_engine_is_not_slowed() {
+    fn writers_slower_than_the_engine_are_not_slowed() {
         let (written, most) = run(30e6, 50e6, 24e6, 20);
         assert!((29e6..31e6).contains(&written) && most < FREE, "{written} {most}");
     }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_eval_brings_goes_again() {
+    fn scripts_of_eval_are_forgotten_first() {
         let scripts = Scripts::new(1 << 20, 0);
         let loaded = script("loaded");
         assert!(scripts.add(&loaded, true));

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_may_be_killed_until_he_writes() {
+    fn a_script_may_be_killed_until_it_writes() {
         let running = Running::default();
         assert_eq!(running.kill(ScriptKind::Script), KillResult::NotBusy);
         let script = running.add(control(ScriptKind::Script));

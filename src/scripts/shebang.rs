@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn they_become_those_of_the_command() {
+    fn flags_of_a_shebang_become_those_of_the_command() {
         let own = flag!(NOSCRIPT | STALE | MAY_REPLICATE);
         let of = |flags: ScriptFlags| flags.command_flags(own);
         assert_eq!(of(ScriptFlags::COMPATIBLE), own);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_wrong_part() {
         let error = |body: &[u8]| String::from_utf8(parse(body).unwrap_err()).unwrap();
         assert_eq!(error(b"#!lua"), "ERR Invalid script shebang");
         assert_eq!(error(b"#!lua flags=x\n"), "ERR Unexpected flag in script shebang: x");

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_read_before_is_told() {
+    fn clients_that_read_the_key_before_are_told() {
         let mut table = Table::default();
         table.add(b"k", 2, 0, everybody);
         table.add(b"k", 1, 0, everybody);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_changed_a_key_and_read_it_again_is_told_of_the_next_change() {
+    fn a_client_that_changed_and_read_a_key_is_told_of_the_next_change() {
         let mut table = Table::default();
         for client in [1, 2] {
             table.add(b"k", client, 0, everybody);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_incomplete_or_wrong_comes_behind_what_is_whole() {
+    fn incomplete_and_malformed_commands_come_behind_whole_ones() {
         let (commands, end, stopped) = parsed(&[GET, &GET[..9]].concat(), &Limits::default());
         assert_eq!((commands.len(), end), (1, GET.len()));
         assert!(matches!(stopped, Stopped::Drained));

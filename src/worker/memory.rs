@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_values_leave_free_is_lent() {
+    fn memory_that_values_leave_free_is_lent() {
         assert_eq!(lent(0, 0, 0), 800);
         assert_eq!(lent(800, 0, 0), 700);
         assert_eq!(lent(800, 0, 700), 700);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_comes_back_with_the_rows_and_leaves_room_meanwhile() {
+    fn lent_memory_in_use_comes_back_with_the_rows_and_leaves_room_meanwhile() {
         assert_eq!(lent(800, 1200, 800), 800);
         assert_eq!(lent(800, 600, 800), 400);
         assert_eq!(lent(800, 400, 800), 0);

@@ -94,7 +94,7 @@ fn a_stored_round_behind_a_failed_one_does_not_make_that_good() {
 }
 
 #[test]
-fn what_the_journal_has_does_not_fail_with_the_open_round() {
+fn entries_that_the_journal_has_do_not_fail_with_the_open_round() {
     let mut world = World::new();
     let shown = world.rounds.seen(world.open - 1);
     assert_eq!(world.answer(&shown, world.open - 1, false), None);

@@ -109,7 +109,7 @@ mod tests {
     use crate::value::{Str, Value};
 
     #[test]
-    fn what_is_not_durable_stays_however_little_may_be_held() {
+    fn entries_that_are_not_durable_stay_however_small_the_budget() {
         let mut store = store();
         let mut rounds = [0; 2];
         for (round, key) in rounds.iter_mut().zip([&b"first"[..], b"second"]) {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_from_what_was_proven_and_is_renewed_while_it_is_wanted() {
+    fn a_lease_holds_from_its_proof_and_is_renewed_while_it_is_wanted() {
         let lease = lease(3_600_000);
         assert_eq!(lease.renew_in(), None, "nobody has asked for it");
         assert!(!lease.holds());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_proven_too_late_proves_nothing() {
+    fn a_late_proof_does_not_renew_a_lease() {
         let lease = lease(1);
         let long_ago = BootTime(BootTime::now().0 - 2_000_000);
         lease.renew(long_ago);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_waits_for_it_is_told_what_has_become_of_it() {
+    async fn waiters_for_a_lease_are_told_its_fate() {
         let lease = Arc::new(lease(3_600_000));
         let long = Duration::from_secs(20);
         let waiting = || {

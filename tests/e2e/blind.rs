@@ -63,7 +63,7 @@ fn fill(client: &mut redis::Connection) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_replaces_cold_keys_of_any_type_is_counted_exactly() {
+fn replacements_of_cold_keys_of_any_type_are_counted_exactly() {
     let mut server = Server::start(&OPTIONS);
     let mut client = server.client();
     let mut keys = fill(&mut client);

@@ -176,7 +176,7 @@ fn first_come_first_served() {
 }
 
 #[test]
-fn who_waits_in_vain_hears_of_it() {
+fn a_client_that_waits_in_vain_gets_an_error() {
     let (server, mut watcher, mut writer) = with_clients();
     let nulls = [
         ("BLPOP a b c 0.01", "(none)"),
@@ -212,7 +212,7 @@ fn who_waits_in_vain_hears_of_it() {
 }
 
 #[test]
-fn who_has_gone_gets_nothing() {
+fn a_client_that_has_gone_gets_nothing() {
     let (server, mut watcher, mut writer) = with_clients();
     let commands = ["BLPOP a b c d 0", "BLMOVE a b LEFT LEFT 0", "WAIT 1 0", "WAITAOF 0 1 0"];
     for command in commands {
@@ -239,7 +239,7 @@ fn who_has_gone_gets_nothing() {
 }
 
 #[test]
-fn what_is_pushed_behind_client_kill_is_not_for_the_killed() {
+fn elements_pushed_behind_client_kill_are_not_for_the_killed_client() {
     let (server, mut watcher, mut writer) = with_clients();
     for number in 0..60 {
         let mut client = Client::new(&server);
@@ -302,7 +302,7 @@ fn chains_of_waiters_pass_an_element_on() {
 }
 
 #[test]
-fn whatever_makes_a_list_wakes_those_who_wait_for_it() {
+fn every_command_that_makes_a_list_wakes_its_waiters() {
     let (server, mut watcher, mut writer) = with_clients();
     let payload = b"*4\r\n$7\r\nRESTORE\r\n$1\r\nk\r\n$1\r\n0\r\n";
     let others = ["a", "b", "c", "d"];
@@ -370,7 +370,7 @@ fn commands_behind_a_wait_come_after_it() {
 }
 
 #[test]
-fn what_a_waiter_was_given_is_gone_after_a_crash() {
+fn elements_given_to_a_waiter_are_gone_after_a_crash() {
     for fsync in ["always", "everysec"] {
         let mut server = start("3", fsync);
         for round in 0..6 {
@@ -396,7 +396,7 @@ fn what_a_waiter_was_given_is_gone_after_a_crash() {
 }
 
 #[test]
-fn settings_and_pauses_respect_who_waits() {
+fn settings_and_pauses_respect_waiting_clients() {
     let (server, mut watcher, mut writer) = with_clients();
     assert_eq!(watcher.ask("CONFIG SET timeout 1 client-query-buffer-limit 1mb"), "OK");
     let mut client = Client::waiting(&server, &mut watcher, "BLPOP a b 100");

@@ -187,7 +187,7 @@ fn every_directive_that_may_be_set_is_known_to_take_effect() {
 }
 
 #[test]
-fn what_config_set_accepts_is_in_effect_when_it_is_answered() {
+fn settings_are_in_effect_when_config_set_is_answered() {
     let server = Server::start(&["--workers", "2"]);
     for (name, value, commands, shows) in ROWS {
         let mut admin = server.client();
@@ -337,7 +337,7 @@ fn a_silent_client_is_closed_by_the_timeout_of_now() {
 
 /// Directives of Redis whose mechanism is absent are taken, and the log says so.
 #[test]
-fn what_has_no_effect_is_said_in_the_log() {
+fn directives_without_effect_are_named_in_the_log() {
     let server = Server::start(&["--logfile", "log"]);
     let mut admin = server.client();
     assert_eq!(ask(&mut admin, "CONFIG SET hz 50 lazyfree-lazy-expire no"), "ok");

@@ -220,7 +220,7 @@ fn an_engine_that_has_closed_itself_is_opened_again_while_the_server_runs() {
 }
 
 #[test]
-fn a_damaged_block_does_not_keep_its_shard_from_storing_what_replaces_it() {
+fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
     let mut server = Server::start(&OPTIONS);
     let mut pipe = redis::pipe();
     for n in 0..20_000 {

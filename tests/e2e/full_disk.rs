@@ -301,7 +301,7 @@ fn keys_of_debug_populate_that_are_not_stored_are_an_error() {
 }
 
 #[test]
-fn who_waits_for_a_key_is_served_when_its_deletion_could_not_be_stored() {
+fn a_waiter_is_served_when_the_deletion_of_its_key_could_not_be_stored() {
     let server = full_server("always", "1");
     let (mut busy, mut writer) = (Client::of(&server), Client::of(&server));
     let (mut waiter, mut client) = (Client::of(&server), Client::of(&server));

@@ -173,7 +173,7 @@ fn every_layout_of_threads_serves_the_same_commands() {
 }
 
 #[test]
-fn what_is_too_much_leaves_the_memory_of_an_idle_server() {
+fn excess_memory_leaves_an_idle_server() {
     let options = ["--workers", "1", "--shards", "1", "--handover-interval-ms", "100"];
     let server = Server::start(&[&options[..], &["--memory-budget", "16mb"]].concat());
     let mut client = server.client();

@@ -174,7 +174,7 @@ fn keys_that_are_there_are_an_error_or_replaced_or_skipped() {
 }
 
 #[test]
-fn a_damaged_file_says_where_and_what_was_loaded_stays() {
+fn a_damaged_file_is_named_with_the_offset_and_loaded_keys_stay() {
     let server = Server::start(&[]);
     let mut client = server.client();
     let good = fs::read(fixture("redis-7.0.rdb")).expect("the fixture");

@@ -207,7 +207,7 @@ fn pipelines_of_large_and_small_replies_are_answered_as_one_by_one() {
 }
 
 #[test]
-fn senders_of_garbage_keep_nobody_waiting() {
+fn senders_of_garbage_keep_no_client_waiting() {
     let server = Server::start(&["--workers", "1"]);
     let mut client = server.client();
     let garbage = b"x\r\n".repeat(100_000);
@@ -226,7 +226,7 @@ fn senders_of_garbage_keep_nobody_waiting() {
 }
 
 #[test]
-fn a_reply_that_does_not_fit_is_an_error_and_nobody_dies() {
+fn a_reply_that_does_not_fit_is_an_error_and_closes_no_client() {
     let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "8mb"]].concat());
     store_values(&server, 4, MIB);
     let before = server.rss();
@@ -387,7 +387,7 @@ fn the_slow_log_keeps_little_of_a_name() {
 }
 
 #[test]
-fn who_gives_no_password_gets_little() {
+fn clients_without_a_password_get_little() {
     let server = Server::start(&["--requirepass", "right"]);
     let mut stranger = server.socket();
     stranger.write_all(&b"x\r\n".repeat(20_000)).expect("sent");
@@ -399,7 +399,7 @@ fn who_gives_no_password_gets_little() {
 }
 
 #[test]
-fn half_of_the_places_are_for_those_who_give_the_password() {
+fn half_of_the_places_are_for_clients_with_the_password() {
     let server = Server::start(&["--requirepass", "right", "--maxclients", "8"]);
     let mut silent: Vec<TcpStream> = (0..4).map(|_| server.socket()).collect();
     for socket in &mut silent {
@@ -416,7 +416,7 @@ fn half_of_the_places_are_for_those_who_give_the_password() {
 }
 
 #[test]
-fn wrong_passwords_take_longer_and_longer_and_nobody_else_waits() {
+fn wrong_passwords_take_longer_and_longer_and_other_clients_do_not_wait() {
     let server = Server::start(&["--requirepass", "right", "--workers", "1"]);
     let mut other = server.socket();
     send(&mut other, &[b"AUTH", b"right"]);

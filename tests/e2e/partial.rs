@@ -224,7 +224,7 @@ fn hammer(server: &Server, lane: u64, rounds: u64) {
 }
 
 #[test]
-fn pipelines_on_collections_partly_in_memory_see_what_is() {
+fn pipelines_on_collections_partly_in_memory_see_all_elements() {
     for workers in ["1", "2"] {
         let options = ["--workers", workers, "--shards", "2", "--memory-budget", "16mb"];
         let server = Server::start(&[&options[..], &["--handover-interval-ms", "100"]].concat());

@@ -36,7 +36,7 @@ fn a_signal_that_is_not_for_the_server_does_not_end_it() {
 
 /// As after `flagstone 2>&1 | head -1`, or in a terminal that was closed.
 #[test]
-fn a_server_whose_output_nobody_reads_goes_on() {
+fn a_server_whose_output_is_not_read_goes_on() {
     let dir = tempfile::tempdir().expect("a directory");
     let port = free_port();
     let mut child = Command::new(FLAGSTONE)
@@ -109,7 +109,7 @@ fn help_that_is_not_read_to_its_end_is_no_error() {
 
 /// What `--help` offers is there: a directive that can only be left alone is not in it.
 #[test]
-fn help_describes_what_there_is() {
+fn help_describes_directives_and_commands() {
     let help = Command::new(FLAGSTONE).arg("--help").output().expect("it runs");
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
     for absent in [
@@ -194,7 +194,7 @@ fn a_log_file_takes_the_lines_and_may_be_moved_away() {
 
 /// Lines as an operator, or a program, would take them for the server's.
 #[test]
-fn nobody_writes_a_line_of_the_log_for_the_server() {
+fn clients_cannot_forge_a_line_of_the_log() {
     let server = Server::start(&["--logfile", "log", "--enable-debug-command", "yes"]);
     let mut client = server.client();
     let forged = "x\r\n2026-01-01T00:00:00.000000Z ERROR forged\x1b[2J";

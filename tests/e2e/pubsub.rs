@@ -138,7 +138,7 @@ fn confirmations_come_even_where_replies_are_not_wanted() {
 }
 
 #[test]
-fn what_was_sent_before_an_end_comes_before_its_confirmation() {
+fn messages_sent_before_an_unsubscribe_come_before_its_confirmation() {
     let server = two_workers();
     let mut listener = Raw::connect(&server);
     listener.expect("HELLO 3\r\nCLIENT SETNAME l", "%7");

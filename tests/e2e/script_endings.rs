@@ -256,7 +256,7 @@ fn scripts_in_transactions_are_killed_and_nothing_is_half_written() {
 }
 
 #[test]
-fn scripts_that_read_what_is_not_in_memory_are_killed() {
+fn scripts_that_read_cold_data_are_killed() {
     let mut server = Server::start(OPTIONS);
     let mut load = redis::pipe();
     for n in 0..20_000 {
@@ -361,7 +361,7 @@ fn shown(server: &Server, commands: &[&[&str]]) -> Vec<String> {
 }
 
 #[test]
-fn who_watches_is_shown_scripts_that_fail() {
+fn monitors_are_shown_scripts_that_fail() {
     let server = Server::start(OPTIONS);
     let sha = "f".repeat(40);
     let commands: &[&[&str]] = &[

@@ -30,7 +30,7 @@ fn the_error_of_a_script_comes_when_its_writes_are_on_disk() {
 }
 
 #[test]
-fn what_a_script_did_before_it_was_ended_is_taken_back_and_it_is_answered() {
+fn changes_of_an_ended_script_are_taken_back_and_it_is_answered() {
     for workers in ["1", "2"] {
         let limit = ["--script-instruction-limit", "15000"];
         let options = ["--workers", workers, "--shards", "2"];

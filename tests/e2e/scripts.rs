@@ -221,7 +221,7 @@ fn many_slow_scripts_take_turns() {
 }
 
 #[test]
-fn only_those_wait_who_want_the_keys_of_a_slow_script() {
+fn only_clients_that_want_the_keys_of_a_slow_script_wait() {
     let server = start("1", &["--busy-reply-threshold", "0"]);
     let mut client = server.client();
     run(&mut client, &["SET", "k", "0"]).expect("written");

@@ -29,7 +29,7 @@ fn texts(value: Value) -> Vec<String> {
 }
 
 #[test]
-fn what_the_reference_shows_by_name_is_shown() {
+fn names_that_the_reference_shows_are_shown() {
     let server = Server::start(&[]);
     let mut client = server.client();
     let mut shown = BTreeSet::new();
@@ -83,7 +83,7 @@ fn the_figures_of_memory_stats_are_those_of_the_data() {
 }
 
 #[test]
-fn a_client_has_run_what_it_has_ended() {
+fn statistics_of_a_client_count_ended_commands() {
     let server = Server::start(&["--workers", "2"]);
     let mut client = server.client();
     let mut ask = |words: &[&str]| -> Value {

@@ -114,7 +114,7 @@ fn is_told(server: &Server, expected: bool, make_change: impl FnOnce()) -> bool 
 }
 
 #[test]
-fn groups_do_not_invalidate_what_clients_keep() {
+fn groups_do_not_invalidate_cached_keys() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);
     let mut client = server.client();
     for across in [false, true] {
@@ -129,7 +129,7 @@ fn groups_do_not_invalidate_what_clients_keep() {
 }
 
 #[test]
-fn who_waits_for_a_group_hears_of_its_end() {
+fn a_client_that_waits_for_a_group_hears_of_its_end() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);
     for across in [false, true] {
         let (mut client, mut reader) = (server.client(), server.client());

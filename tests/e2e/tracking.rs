@@ -88,7 +88,7 @@ impl Keeper {
 }
 
 #[test]
-fn who_has_read_keys_of_any_worker_is_told() {
+fn clients_that_have_read_keys_of_any_worker_are_told() {
     let server = Server::start(&TWO);
     let mut keeper = Keeper::new(&server, &[]);
     let mut other = server.client();
@@ -117,7 +117,7 @@ fn who_has_read_keys_of_any_worker_is_told() {
 }
 
 #[test]
-fn who_only_listens_is_told_of_all_keys_with_a_prefix() {
+fn broadcast_clients_are_told_of_all_keys_with_a_prefix() {
     let server = Server::start(&TWO);
     let mut all = Keeper::new(&server, &["BCAST"]);
     let mut some = Keeper::new(&server, &["BCAST", "PREFIX", "{b}", "NOLOOP"]);
@@ -243,7 +243,7 @@ fn keep(server: &Server, seed: u64, options: &[&str], until: Instant) {
 }
 
 #[test]
-fn what_is_kept_and_was_not_invalidated_is_there() {
+fn cached_keys_that_were_not_invalidated_are_current() {
     for (mode, seed) in [("always", 1), ("everysec", 2), ("no", 3)] {
         let server = Server::start(&[&TWO[..], &["--appendfsync", mode]].concat());
         let stop = AtomicBool::new(false);

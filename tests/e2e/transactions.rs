@@ -111,7 +111,7 @@ fn every_change_of_a_watched_key_counts() {
 }
 
 #[test]
-fn a_database_that_swapdb_brings_changes_what_is_watched_though_it_is_cold() {
+fn swapdb_changes_watched_keys_though_the_database_is_cold() {
     let options = ["--workers", "2", "--shards", "2"];
     let mut server = Server::start(&options);
     let mut client = server.client();
@@ -150,7 +150,7 @@ fn a_watched_key_that_expires_counts() {
 }
 
 #[test]
-fn what_a_served_client_pops_counts() {
+fn a_pop_by_a_served_client_counts() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);
     let (mut client, mut other) = (server.client(), server.client());
     for (from, to) in [(LEFT, RIGHT), (RIGHT, LEFT)] {
@@ -173,7 +173,7 @@ fn what_a_served_client_pops_counts() {
 }
 
 #[test]
-fn what_is_watched_may_leave_memory() {
+fn watched_keys_may_leave_memory() {
     let options = ["--workers", "2", "--shards", "2", "--memory-budget", "16mb"];
     let server = Server::start(&[&options[..], &["--handover-interval-ms", "100"]].concat());
     let (mut client, mut other) = (server.client(), server.client());
@@ -381,7 +381,7 @@ fn cold_values_of_exchanged_databases_are_found() {
 }
 
 #[test]
-fn what_was_moved_out_of_a_database_survives_its_end() {
+fn keys_moved_out_of_a_database_survive_its_end() {
     let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
     let mut server = Server::start(&options);
     let mut client = server.client();
@@ -655,7 +655,7 @@ fn parts_are_counted_and_logged_once() {
 }
 
 #[test]
-fn what_a_transaction_misses_is_loaded_at_once() {
+fn keys_that_a_transaction_misses_are_loaded_at_once() {
     const FIELDS: usize = 2000;
     for workers in ["1", "2"] {
         let options = ["--workers", workers, "--shards", "2", "--appendfsync", "no"];

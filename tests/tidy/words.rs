@@ -84,7 +84,7 @@ const PASSING_ON: &[&str] = &[
 ];
 
 #[test]
-fn nobody_reads_a_decision_from_rendered_bytes() {
+fn no_decision_is_read_from_rendered_bytes() {
     let is_reply = |text: &str| {
         let bytes = text.strip_prefix("b'").or_else(|| text.strip_prefix("b\""));
         bytes.is_some_and(|text| text.starts_with(['-', '+', '*']))

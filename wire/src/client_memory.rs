@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_buffer_may_take_what_there_is_and_all_together_twice_that() {
+    fn one_buffer_may_take_all_memory_and_all_buffers_twice_as_much() {
         let account = Account::new();
         assert!(account.try_change(0, usize::MAX / 2) && !account.is_over());
         account.change(usize::MAX / 2, 0);

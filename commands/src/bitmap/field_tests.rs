@@ -15,7 +15,7 @@ fn types_are_parsed() {
 }
 
 #[test]
-fn what_does_not_fit_overflows() {
+fn values_that_do_not_fit_overflow() {
     use Overflow::{Fail, Saturate, Wrap};
     for (kind, wanted, overflow, want) in [
         ("u8", 255, Fail, Some(255)),

@@ -129,7 +129,7 @@ fn weights_are_read_as_c_reads_them() {
 }
 
 #[test]
-fn what_is_stored_is_a_list() {
+fn the_stored_result_is_a_list() {
     let mut store = filled();
     run(&mut store, "set t x ex 100");
     assert_eq!(run(&mut store, "sort s by w_* get d_* store t"), ":4");

@@ -140,7 +140,7 @@ fn options_are_checked_in_order() {
 }
 
 #[test]
-fn what_is_found_is_stored() {
+fn found_members_are_stored() {
     let mut store = sicily();
     for (command, want, least) in [
         (

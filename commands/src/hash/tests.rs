@@ -101,7 +101,7 @@ fn fields_that_are_not_in_memory_are_asked_for_before_anything_changes() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_stored() {
+fn commands_that_change_nothing_store_nothing() {
     for words in [
         &["hget", "h", "x"][..],
         &["hsetnx", "h", "a", "9"],

@@ -143,7 +143,7 @@ fn runs_are_split_and_joined() {
 }
 
 #[test]
-fn what_is_a_sketch() {
+fn only_valid_headers_are_sketches() {
     let header = |encoding: u8, len: usize| {
         let mut bytes = b"HYLL".to_vec();
         bytes.push(encoding);

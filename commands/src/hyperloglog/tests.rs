@@ -35,7 +35,7 @@ fn cold_sketches_are_asked_for_before_anything_changes() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_stored() {
+fn commands_that_change_nothing_store_nothing() {
     let mut none = store(false);
     for words in [
         &["pfadd", "a", "1"][..],

@@ -76,7 +76,7 @@ fn a_list_moves_onto_itself() {
 }
 
 #[test]
-fn cold_lists_are_asked_for_what_is_needed() {
+fn cold_lists_are_asked_for_the_needed_parts() {
     let mut store = store();
     let elements: Vec<String> = (0..5000).map(|n| format!("element {n}")).collect();
     let words: Vec<&str> =

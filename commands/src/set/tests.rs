@@ -153,7 +153,7 @@ fn random_members_of_a_set_on_disk_are_those_of_a_page() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_stored() {
+fn commands_that_change_nothing_store_nothing() {
     for command in [
         "sadd small a x a",
         "srem small y",

@@ -54,7 +54,7 @@ impl World {
 const NEW: &str = "xreadgroup group g a streams s >";
 
 #[test]
-fn what_is_new_is_delivered_once() {
+fn new_entries_are_delivered_once() {
     let mut world = World::new();
     let first = world.plain(0, "xreadgroup group g a count 2 streams s >");
     assert_eq!(first, "*1 *2 s *2 *2 1-0 *2 f 1 *2 2-0 *2 f 2");

@@ -200,7 +200,7 @@ fn adding_to_a_cold_stream_needs_nothing() {
 }
 
 #[test]
-fn what_a_cold_stream_lacks_is_asked_for_before_it_changes() {
+fn missing_parts_of_a_cold_stream_are_asked_for_before_it_changes() {
     let mut store = cold();
     for command in [
         "xrange s - + count 1",

@@ -65,7 +65,7 @@ fn cold_keys_are_asked_for_before_anything_changes() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_stored() {
+fn commands_that_change_nothing_store_nothing() {
     for words in [
         &["set", "a", "2", "NX"][..],
         &["set", "a", "2", "IFEQ", "9"],

@@ -178,7 +178,7 @@ fn cold() -> Store {
 }
 
 #[test]
-fn big_ones_are_asked_for_what_is_needed() {
+fn big_sorted_sets_are_asked_for_the_needed_parts() {
     // Looking up a quarter of the members or more requests the whole set.
     let names = |names: &[&str]| {
         Some(Part::Fields(names.iter().map(|name| name.as_bytes().into()).collect()))

@@ -89,7 +89,7 @@ fn encodings_follow_the_limits() {
 }
 
 #[test]
-fn what_changes_nothing_is_not_stored() {
+fn commands_that_change_nothing_store_nothing() {
     let mut store = store(false);
     run(&mut store, "zadd z 1 a 2 b");
     store.seal();
@@ -138,7 +138,7 @@ fn cold() -> Store {
 }
 
 #[test]
-fn what_is_missing_is_asked_for_before_anything_changes() {
+fn missing_parts_are_asked_for_before_anything_changes() {
     let mut store = cold();
     assert_eq!(run(&mut store, "zcard z"), ":5");
     for (command, missing) in [

@@ -76,7 +76,7 @@ fn some_objects() -> Vec<(&'static str, Object)> {
 }
 
 #[test]
-fn what_is_written_is_read_whole_and_in_parts() {
+fn written_files_are_read_whole_and_in_parts() {
     let file = written(&some_objects());
     assert_eq!(&file[..9], b"REDIS0011");
     let (whole, error) = contents(&file, 8 << 20);

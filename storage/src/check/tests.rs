@@ -207,7 +207,7 @@ impl Listener for Writer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_is_fooled_by_a_server_that_runs() {
+async fn a_check_beside_a_running_server_is_not_fooled() {
     let location = in_a_bucket();
     fill(&location).await;
     let writer = Writer(location.journal(), AtomicU64::new(0));

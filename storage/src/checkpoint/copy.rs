@@ -148,7 +148,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     #[tokio::test]
-    async fn what_is_under_way_ends_before_an_error_is_returned() {
+    async fn copies_under_way_end_before_an_error_is_returned() {
         let (begun, ended) = (&AtomicUsize::new(0), &AtomicUsize::new(0));
         let each = |n: usize| {
             let work = async move {

@@ -341,7 +341,7 @@ fn objects_of_the_newest_epoch_are_missed() {
 }
 
 #[test]
-fn a_deleted_lock_file_lets_nobody_in() {
+fn a_deleted_lock_file_lets_no_process_in() {
     let root = filled(true);
     let data = root.path().join("data");
     live(async {
@@ -359,7 +359,7 @@ fn a_deleted_lock_file_lets_nobody_in() {
 }
 
 #[test]
-fn nobody_else_may_read_a_directory() {
+fn other_users_may_not_read_a_directory() {
     let root = filled(true);
     let data = root.path().join("data");
     let mode = |name: &str| fs::metadata(data.join(name)).unwrap().permissions().mode() & 0o777;

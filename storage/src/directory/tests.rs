@@ -73,7 +73,7 @@ async fn a_start_in_a_bucket_waits_until_the_lease_of_the_former_owner_has_ended
 }
 
 #[tokio::test]
-async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
+async fn operations_to_replay_are_counted_until_they_are_flushed() {
     let root = tempfile::tempdir().unwrap();
     let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
     let open = async || {
@@ -238,7 +238,7 @@ fn key_of(layout: &Layout, shard: u16, mut n: u32) -> Vec<u8> {
 
 /// A shard whose last record is far before the journal's end has nothing to replay after a clean stop.
 #[tokio::test]
-async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_what_was_not_flushed() {
+async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_unflushed_records() {
     for idle in [0, 1] {
         let root = tempfile::tempdir().unwrap();
         let location = Location { store: Place::local(root.path()).unwrap(), journal: None };

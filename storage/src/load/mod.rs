@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_not_known_is_read_ahead() {
+    fn only_unknown_parts_are_read_ahead() {
         let mut store = store();
         assert!(unknown(&mut store, &["a"]).is_empty(), "there is no such key");
         let mut entry = Entry::absent(b"k", 0);

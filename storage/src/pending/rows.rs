@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_was_given_does_not_change() {
+    fn rows_that_the_engine_was_given_do_not_change() {
         let value = |n: u8| vec![n; SHARED];
         let mut row = PendingRow::new(b"key", Some(&value(1)), false);
         let at = row.value().unwrap().as_ptr();

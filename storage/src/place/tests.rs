@@ -56,7 +56,7 @@ fn a_place_beside_another_is_not_in_it() {
 }
 
 #[test]
-fn what_is_no_store_is_refused_with_what_would_be() {
+fn an_url_of_no_store_is_refused_with_the_accepted_forms() {
     assert!(error("http://host/bucket").contains("s3://bucket/prefix"));
     assert!(error("file://host/path").contains("file:///path"));
     assert!(error("s3:///prefix").contains("no bucket"));

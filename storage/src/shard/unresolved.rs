@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn corrections_come_behind_what_they_correct() {
+    fn corrections_come_behind_the_counts_that_they_correct() {
         let mut replaced = Replaced::default();
         replaced.add(1, 0, &state(0));
         let mut blind = BlindState::new(Some(Resolved { lsn: 5, ops: 1, replaced }), 3);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_resolved_only_grows() {
+    fn resolved_operations_only_grow() {
         let mut blind = BlindState::default();
         blind.next(4);
         let mut replaced = Replaced::default();

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_believes_that_the_key_was_absent() {
+    fn a_blind_put_does_not_make_the_key_count_as_absent() {
         let mut store = blind();
         store.begin_unit();
         assert!(set(&mut store, b"a"));

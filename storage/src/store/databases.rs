@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_generation_holds_is_where_it_is() {
+    fn keys_follow_their_generation() {
         let mut store = store();
         set(&mut store, 0, b"k");
         set(&mut store, 2, b"other");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_shows_what_the_unit_has_changed() {
+    fn a_page_shows_the_changes_of_the_unit() {
         let owner = store();
         let mut space = owner.workspace(&owner.generations());
         let found = |name: &[u8]| ScanKey { key: name.into(), type_name: "set", expire_at_ms: 0 };

@@ -83,7 +83,7 @@ mod tests {
     use crate::value::{Str, Value};
 
     #[test]
-    fn what_comes_back_stored_does_not_carry_the_number_of_the_open_round() {
+    fn entries_returned_as_stored_do_not_carry_the_number_of_the_open_round() {
         let mut store = store();
         store.entry_mut(0, b"k").unwrap().value = Value::Str(Str::new(b"1"));
         store.seal();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_changed_and_not_stored_is_of_the_open_round() {
+    fn entries_returned_as_changed_are_of_the_open_round() {
         let mut store = store();
         let mut entry = store.lend(0, b"k").unwrap();
         entry.value = Value::Str(Str::new(b"1"));

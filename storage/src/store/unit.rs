@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_unit_has_changed_is_taken_back() {
+    fn changes_of_a_unit_are_taken_back() {
         let mut store = store();
         set(&mut store, b"old", b"1").unwrap();
         store.seal();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_loaded_again_is_as_young_as_the_last_round() {
+    fn entries_loaded_again_are_as_young_as_the_last_round() {
         let mut store = store();
         set(&mut store, b"k", b"1").unwrap();
         let round = store.seal().round;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_changes_only_what_is_settled() {
+    fn a_unit_changes_only_settled_entries() {
         let mut store = store();
         set(&mut store, b"k", b"1").unwrap();
         store.begin_unit();

@@ -344,7 +344,7 @@ fn ranks_of_a_cold_set_take_one_index() {
 }
 
 #[test]
-fn what_is_at_hand_needs_little() {
+fn ranges_at_hand_need_few_reads() {
     let mut world = queue(30_000);
     let span = Span::by_score((20_000.0, false), (20_004.0, true));
     assert_eq!(world.ask(|zset| zset.count(&span)), 4);

@@ -160,7 +160,7 @@ fn every_step(history: impl Fn(&mut World)) {
 }
 
 #[test]
-fn what_is_replaced_is_found_in_time() {
+fn old_rows_are_found_in_time() {
     every_step(|world| {
         replace(world, 1);
         assert!(world.partition.unresolved() >= 6, "{}", world.partition.unresolved());
@@ -178,7 +178,7 @@ fn an_expired_key_is_replaced_like_another() {
 }
 
 #[test]
-fn what_was_replaced_does_not_come_back() {
+fn replaced_values_do_not_come_back() {
     every_step(|world| {
         replace(world, 1);
         KEYS.iter().for_each(|key| remove(world, key));
@@ -243,7 +243,7 @@ fn a_key_is_replaced_again_before_and_after_a_cut() {
 }
 
 #[test]
-fn a_database_is_emptied_behind_what_was_replaced() {
+fn a_database_is_emptied_behind_replaced_rows() {
     every_step(|world| {
         replace(world, 1);
         world.flush_db(0);
@@ -281,7 +281,7 @@ fn no_cut_is_handed_over_before_its_operations_are_resolved() {
 
 /// Those who count wait, and no put is blind meanwhile; beyond a bound none is either.
 #[test]
-fn counters_are_exact_for_those_who_ask() {
+fn counters_are_exact_when_a_client_asks() {
     let root = tempfile::tempdir().unwrap();
     let mut world = World::open(&fresh(root.path(), &mut 0), model(), Box::new(|_| false));
     fill(&mut world);
@@ -300,7 +300,7 @@ fn counters_are_exact_for_those_who_ask() {
 /// A start with little memory gives rows to the engines before it has read all of the journal, also
 /// in the middle of a record.
 #[test]
-fn a_start_with_little_memory_resolves_what_it_hands_over() {
+fn a_start_with_little_memory_resolves_the_rows_that_it_hands_over() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = World::open(&fresh(root.path(), &mut number), model(), Box::new(|_| false));
@@ -353,7 +353,7 @@ fn a_start_with_little_memory_resolves_what_it_hands_over() {
 
 /// The engine loses what it was given, also rows that later operations have replaced blindly.
 #[test]
-fn an_engine_that_is_opened_again_resolves_what_it_is_given() {
+fn an_engine_that_is_opened_again_resolves_its_rows() {
     for (part, is_flushed) in [(None, false), (Some((3, 2)), true), (Some((2, 6)), false)] {
         let root = tempfile::tempdir().unwrap();
         let mut number = 0;

@@ -234,7 +234,7 @@ fn run(seed: u64, kind: Kind) {
 }
 
 #[test]
-fn what_checkpoints_and_backups_hold_is_what_there_was() {
+fn checkpoints_and_backups_hold_the_data_of_their_moment() {
     let first = number("FLAGSTONE_SEED", 1);
     for seed in first..first + number("FLAGSTONE_SEEDS", 4) {
         run(seed, Kind::Local);
@@ -346,7 +346,7 @@ fn restore_moments(kind: Kind) {
 }
 
 #[test]
-fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
+fn a_backup_copies_new_files_and_finds_damaged_ones() {
     let mut run = Run::new(5, Kind::Local);
     run.steps(60);
     run.history.world.settle();
@@ -386,7 +386,7 @@ fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed() {
+fn checkpoints_in_use_are_not_removed() {
     let mut run = Run::new(6, Kind::Local);
     for _ in 0..3 {
         run.history.world.set(0, b"key", b"value", 0);
@@ -516,7 +516,7 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
 }
 
 #[test]
-fn what_a_bucket_holds_after_any_request_is_whole() {
+fn a_bucket_is_whole_after_any_request() {
     let (bucket, points) = watched_place();
     let root = tempfile::tempdir().unwrap();
     let mut model = Model { now_ms: NOW, ..Model::default() };

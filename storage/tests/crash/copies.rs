@@ -63,7 +63,7 @@ fn damage(dir: &Path) {
 }
 
 #[test]
-fn who_is_refused_leaves_nothing_and_hears_no_names() {
+fn a_refused_restore_leaves_nothing_and_tells_no_names() {
     let (run, taken) = run_with_files(21, Kind::Local);
     let store = run.location.store.clone();
     let taken_place = run.root.path().join("taken");
@@ -90,7 +90,7 @@ fn who_is_refused_leaves_nothing_and_hears_no_names() {
 }
 
 #[test]
-fn what_fails_is_not_in_the_way_of_the_next_one() {
+fn a_failed_restore_is_not_in_the_way_of_the_next_one() {
     for bucket in [false, true] {
         let (mut run, taken) = run_with_files(22, if bucket { Kind::Bucket } else { Kind::Local });
         let backups = run.root.path().join("backups");
@@ -125,7 +125,7 @@ impl Progress for Dies {
 }
 
 #[test]
-fn what_a_kill_leaves_of_a_restore_is_taken_away_by_the_next_one() {
+fn remains_of_a_killed_restore_are_removed_by_the_next_one() {
     let (mut run, taken) = run_with_files(23, Kind::Local);
     let backups = Place::within(Arc::new(InMemory::new()), "some".into(), "memory");
     back_up(&run, &taken, &backups).unwrap();
@@ -150,7 +150,7 @@ fn what_a_kill_leaves_of_a_restore_is_taken_away_by_the_next_one() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_no_backup_and_no_branch() {
+fn data_that_cannot_be_opened_becomes_no_backup_and_no_branch() {
     let (mut run, taken) = run_with_files(24, Kind::Local);
     let store = run.location.store.clone();
     let (backups, to) = (run.root.path().join("backups"), run.fresh());

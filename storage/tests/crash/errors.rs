@@ -41,7 +41,7 @@ fn image(root: &TempDir, number: &mut u32) -> Image {
 }
 
 #[test]
-fn what_is_no_whole_data_directory_is_refused_by_name() {
+fn an_incomplete_data_directory_is_refused_by_name() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let image = image(&root, &mut number);
@@ -118,7 +118,7 @@ fn segments(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 #[test]
-fn a_damaged_journal_is_refused_or_cut_behind_what_was_durable() {
+fn a_damaged_journal_is_refused_or_cut_behind_its_durable_records() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = World::open(&fresh(root.path(), &mut number), model(), no_images());

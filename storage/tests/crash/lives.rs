@@ -201,6 +201,6 @@ fn copies_of_a_directory_that_was_killed_some_times_go_on_as_it_does() {
 }
 
 #[test]
-fn so_do_those_of_one_in_a_bucket() {
+fn copies_of_a_directory_in_a_bucket_go_on_as_it_does() {
     lives(Kind::Bucket, 3);
 }

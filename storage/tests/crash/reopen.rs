@@ -137,7 +137,7 @@ fn an_engine_that_has_closed_itself_is_opened_again_with_all_that_it_had() {
 
 /// A start with little memory has given rows to an engine that closes itself before any hand-over.
 #[test]
-fn what_a_start_has_given_an_engine_is_there_when_that_is_opened_again() {
+fn rows_given_by_a_start_are_there_when_the_engine_is_opened_again() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = World::open(&fresh(root.path(), &mut number), model(), Box::new(|_| false));
@@ -166,7 +166,7 @@ fn what_a_start_has_given_an_engine_is_there_when_that_is_opened_again() {
 
 /// Flushed files are missing: the engine must not be reopened.
 #[test]
-fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {
+fn an_engine_that_has_lost_flushed_rows_is_not_opened_again() {
     let root = tempfile::tempdir().unwrap();
     let dir = fresh(root.path(), &mut 0);
     let mut world = World::open(&dir, model(), Box::new(|_| false));

@@ -141,7 +141,7 @@ fn taking_back() {
 }
 
 #[test]
-fn what_finds_no_room_is_an_error_in_its_own_place() {
+fn a_reply_without_room_is_an_error_in_its_own_place() {
     let mut reply = Reply::new(Proto::Resp2);
     reply.ok();
     let mark = reply.len();

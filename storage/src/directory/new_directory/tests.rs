@@ -18,7 +18,7 @@ async fn found(place: &Place) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_not_finished_in_a_bucket_is_taken_over_once_nobody_is_at_work() {
+async fn an_unfinished_directory_in_a_bucket_is_taken_over_once_it_stands_still() {
     let place = bucket();
     let first = NewDirectory::begin(&place).await.unwrap();
     put(&place, "shard-0/db/compacted/x.sst").await;
@@ -37,7 +37,7 @@ async fn what_was_not_finished_in_a_bucket_is_taken_over_once_nobody_is_at_work(
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_was_taken_for_dead_writes_no_manifest_and_removes_nothing() {
+async fn a_process_taken_for_dead_writes_no_manifest_and_removes_nothing() {
     let place = bucket();
     let slow = NewDirectory::begin(&place).await.unwrap();
     slow.mark.as_ref().unwrap().renewing.abort();
@@ -51,7 +51,7 @@ async fn one_who_was_taken_for_dead_writes_no_manifest_and_removes_nothing() {
 }
 
 #[tokio::test]
-async fn what_fails_in_a_bucket_leaves_nothing() {
+async fn a_failed_attempt_in_a_bucket_leaves_nothing() {
     let place = bucket();
     let new = NewDirectory::begin(&place).await.unwrap();
     put(&place, "shard-0/db/compacted/x.sst").await;

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 
 #[test]
-fn what_is_appended_is_replayed() {
+fn appended_records_are_replayed() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
     assert_eq!((journal.end(), journal.durable(), journal.oldest()), (0, 0, 1));

@@ -143,7 +143,7 @@ fn recovery_can_be_interrupted_anywhere() {
 }
 
 #[test]
-fn what_a_failed_sync_forgot_is_written_again() {
+fn records_that_a_failed_sync_forgot_are_written_again() {
     let mut rng = Rng::new(5);
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);

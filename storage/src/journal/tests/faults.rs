@@ -161,7 +161,7 @@ fn a_panic_of_the_sync_thread_fails_the_journal() {
 }
 
 #[test]
-fn what_is_appended_during_a_sync_waits_for_the_next() {
+fn records_appended_during_a_sync_wait_for_the_next() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
     eventually("a spare", || journal.stats().spares >= 1);
@@ -216,7 +216,7 @@ fn every_second_stalls_when_the_disk_does_not_keep_up() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named() {
+fn files_that_cannot_be_opened_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"").unwrap();

@@ -30,7 +30,7 @@ fn lsns(records: &[Record]) -> Vec<Lsn> {
 }
 
 #[test]
-fn what_is_held_is_read_while_the_journal_goes_on() {
+fn held_records_are_read_while_the_journal_goes_on() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
     append(&journal, 20);

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_queue_delivers_takes_a_few_bytes_each() {
+    fn pending_entries_of_a_queue_take_a_few_bytes_each() {
         let entry = |n: u64| PendingEntry {
             id: StreamId { ms: 1_700_000_000_000 + n, seq: 0 },
             delivered_ms: 1_700_000_000_000 + n,

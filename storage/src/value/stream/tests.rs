@@ -309,7 +309,7 @@ fn an_approximate_trim_takes_whole_nodes() {
 }
 
 #[test]
-fn what_goes_by_the_ten_thousands_is_counted_and_not_read() {
+fn large_trims_are_counted_and_not_read() {
     let by_id = |n| Trim { to: Threshold::MinId(StreamId::new(n, 0)), ..max_len(0) };
     for trim in [max_len(1005), by_id(58_996)] {
         let mut world = World::new(10);

@@ -26,7 +26,7 @@ fn expiry_goes_on_past_the_rows_of_dead_generations() {
 }
 
 #[test]
-fn what_comes_late_into_the_expiry_index_is_found_by_the_next_pass() {
+fn late_rows_of_the_expiry_index_are_found_by_the_next_pass() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = world(&fresh(root.path(), &mut number), no_images());

@@ -120,7 +120,7 @@ fn delete_all(world: &mut World) {
 }
 
 #[test]
-fn what_comes_and_goes_between_two_hand_overs_is_never_written() {
+fn rows_that_come_and_go_between_two_hand_overs_are_never_written() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = world(&fresh(root.path(), &mut number), no_images());
@@ -183,7 +183,7 @@ fn a_row_is_new_in_one_map_only() {
 
 /// A replayed put finds the row that it wrote before.
 #[test]
-fn what_an_unfinished_hand_over_has_left_can_be_deleted() {
+fn rows_of_an_unfinished_hand_over_can_be_deleted() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = world(&fresh(root.path(), &mut number), no_images());

@@ -146,7 +146,7 @@ fn every_step_of_the_background_may_be_the_last() {
 }
 
 #[test]
-fn a_filter_of_keys_made_anew_has_what_was_pending_before() {
+fn a_filter_of_keys_made_anew_has_the_keys_that_were_pending() {
     const MANY: u32 = 90_000;
     let root = tempfile::tempdir().unwrap();
     let mut world = world(&fresh(root.path(), &mut 0), no_images());
@@ -467,7 +467,7 @@ fn another_number_of_databases_keeps_every_key() {
 }
 
 #[test]
-fn what_a_failed_round_uncovers_may_not_be_durable() {
+fn a_value_that_a_failed_round_uncovers_may_not_be_durable() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = world(&fresh(root.path(), &mut number), no_images());
@@ -557,7 +557,7 @@ fn a_scan_never_stops_inside_a_group_of_equal_hashes() {
 
 /// A coordinator's change may not be durable when a unit changes the key and is rolled back.
 #[test]
-fn what_is_loaded_after_a_roll_back_shows_all_that_it_has_shown_before() {
+fn an_entry_loaded_after_a_roll_back_shows_all_that_it_has_shown_before() {
     let root = TempDir::new().unwrap();
     let mut world = world(&fresh(root.path(), &mut 0), no_images());
     for key in [&b"set"[..], b"deleted"] {

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn what_is_appended_comes_back_in_order() {
+fn appended_records_come_back_in_order() {
     runtime().block_on(async {
         let sim = Sim::new(1);
         let client = sim.client(0);
@@ -54,7 +54,7 @@ fn the_next_epoch_and_lsn_are_as_great_as_asked_for() {
 }
 
 #[test]
-fn objects_that_nobody_needs_are_deleted_and_their_floors_remembered() {
+fn unneeded_objects_are_deleted_and_their_floors_remembered() {
     runtime().block_on(async {
         let sim = Sim::new(3);
         let client = sim.client(0);
@@ -221,7 +221,7 @@ fn when_the_store_is_away_appends_are_refused_and_go_on_when_it_is_back() {
 }
 
 #[test]
-fn what_nobody_asks_for_is_put_before_the_store_seems_away() {
+fn records_without_a_waiter_are_put_before_the_store_seems_away() {
     runtime().block_on(async {
         let sim = Sim::new(9);
         let client = sim.client(0);

@@ -59,7 +59,7 @@ async fn lives(client: &Arc<Client>) -> Running {
 }
 
 #[test]
-fn what_is_dropped_is_read_from_the_archive_with_the_rest() {
+fn dropped_objects_are_read_from_the_archive_with_the_rest() {
     runtime().block_on(async {
         let sim = Sim::new(30);
         let client = sim.client(0);
@@ -79,7 +79,7 @@ fn what_is_dropped_is_read_from_the_archive_with_the_rest() {
 }
 
 #[test]
-fn what_is_missing_in_the_archive_is_missed() {
+fn a_gap_in_the_archive_is_noticed() {
     runtime().block_on(async {
         let sim = Sim::new(31);
         let client = sim.client(0);
@@ -105,7 +105,7 @@ fn what_is_missing_in_the_archive_is_missed() {
 }
 
 #[test]
-fn what_is_not_needed_and_not_dropped_yet_is_read_where_it_is() {
+fn unneeded_objects_that_are_not_dropped_yet_are_read_in_place() {
     runtime().block_on(async {
         let sim = Sim::new(33);
         let client = sim.client(0);
@@ -135,7 +135,7 @@ fn what_is_not_needed_and_not_dropped_yet_is_read_where_it_is() {
 }
 
 #[test]
-fn nobody_is_disturbed_by_a_look() {
+fn reading_a_history_disturbs_no_owner() {
     runtime().block_on(async {
         let sim = Sim::new(32);
         let client = sim.client(0);

@@ -114,7 +114,7 @@ fn a_journal_that_was_released_is_taken_over_at_once() {
 }
 
 #[test]
-fn of_two_who_start_at_once_the_slower_one_opens_nothing() {
+fn of_two_simultaneous_starts_the_slower_one_opens_nothing() {
     runtime().block_on(async {
         let sim = Sim::new(2);
         let first = take_over(&sim.client(0)).await.unwrap();

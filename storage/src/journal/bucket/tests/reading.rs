@@ -43,7 +43,7 @@ fn lsns(records: &[Record]) -> Vec<Lsn> {
 }
 
 #[test]
-fn what_is_held_is_read_while_the_journal_goes_on() {
+fn held_records_are_read_while_the_journal_goes_on() {
     runtime().block_on(async {
         let sim = Sim::new(20);
         let client = sim.client(0);
@@ -69,7 +69,7 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
 }
 
 #[test]
-fn what_is_not_stored_yet_is_put_for_a_reader() {
+fn waiting_records_are_put_for_a_reader() {
     runtime().block_on(async {
         let sim = Sim::new(21);
         let client = sim.client(0);
@@ -124,7 +124,7 @@ fn a_hold_that_keeps_too_much_is_broken() {
 }
 
 #[test]
-fn damage_is_told_from_what_was_dropped() {
+fn damage_is_told_from_dropped_objects() {
     runtime().block_on(async {
         let sim = Sim::new(24);
         let client = sim.client(0);

@@ -96,7 +96,7 @@ async fn contender(sim: Sim, number: u64, acked: Acked) {
 }
 
 #[test]
-fn of_several_who_take_over_at_once_only_one_publishes() {
+fn of_several_simultaneous_takeovers_only_one_publishes() {
     for seed in 100..160 {
         runtime().block_on(async {
             let sim = Sim::new(seed);

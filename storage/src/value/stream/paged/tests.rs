@@ -201,7 +201,7 @@ fn removing_at_the_front_reads_nothing() {
 }
 
 #[test]
-fn what_was_never_written_leaves_no_deletion() {
+fn nodes_that_were_never_written_leave_no_deletion() {
     let mut world = World::new();
     world.insert(1, b"x");
     world.remove(1);
@@ -219,7 +219,7 @@ fn what_was_never_written_leaves_no_deletion() {
 }
 
 #[test]
-fn shedding_keeps_what_is_not_written_and_the_ends() {
+fn shedding_keeps_unwritten_nodes_and_the_ends() {
     let mut world = World::new();
     (0..100).for_each(|n| world.insert(n, b"x"));
     world.map.shed(1000);
