@@ -1,10 +1,12 @@
-//! ARCHITECTURE.md has the rooms, and docs/dependencies.md the dependencies, that the tree has.
+//! ARCHITECTURE.md has the rooms, and docs/dependencies.md the dependencies, that the tree has; all
+//! documents name source files that exist.
 
 use crate::imports::FLOORS;
 use crate::settle;
 use crate::source::{MEMBERS, root};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
 const MAP: &str = "ARCHITECTURE.md";
 const DEPENDENCIES: &str = "docs/dependencies.md";
@@ -102,4 +104,56 @@ fn all_dependencies_have_a_reason() {
         ));
     }
     settle("The table in docs/dependencies.md is that of the manifests.", complaints);
+}
+
+/// Adds the files with this ending below a folder, as paths from the root of the repository.
+fn find(folder: &Path, ending: &str, files: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            find(&path, ending, files);
+        } else if let Some(name) = path.strip_prefix(root()).unwrap().to_str()
+            && name.ends_with(ending)
+        {
+            files.push(name.to_owned());
+        }
+    }
+}
+
+#[test]
+fn documents_name_source_files_that_exist() {
+    let (mut sources, mut documents) = (Vec::new(), Vec::new());
+    for folder in
+        MEMBERS.iter().flat_map(|member| [format!("{member}/src"), format!("{member}/tests")])
+    {
+        find(&root().join(folder), ".rs", &mut sources);
+    }
+    find(&root().join("docs"), ".md", &mut documents);
+    documents.extend(["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"].map(str::to_owned));
+    let exists = |name: &str| {
+        sources.iter().any(|path| {
+            path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+        })
+    };
+    let is_path = |text: &str| {
+        text.ends_with(".rs")
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c))
+    };
+    let (mut complaints, mut found) = (Vec::new(), 0);
+    for document in documents {
+        let text = fs::read_to_string(root().join(&document)).unwrap();
+        for (at, line) in text.lines().enumerate() {
+            for name in line.split('`').skip(1).step_by(2).filter(|text| is_path(text)) {
+                found += 1;
+                if !exists(name) {
+                    complaints.push(format!(
+                        "{document}:{}: there is no `{name}`. Name the file that has its subject now.",
+                        at + 1
+                    ));
+                }
+            }
+        }
+    }
+    assert!(found > 100, "only {found} names of files are found: mend this test");
+    settle("Documents name source files that exist.", complaints);
 }
