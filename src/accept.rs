@@ -168,7 +168,7 @@ fn admit(worker: &Rc<Worker>, Visitor { mut stream, addr }: Visitor<Stream>) {
         }
         Stream::Unix(_) => addr.clone(),
     };
-    if settings.protected_mode && settings.requirepass.is_none() && !addr.is_local() {
+    if settings.protected_mode && !worker.node.accounts.needs_password() && !addr.is_local() {
         worker.node.clients.refusals.unprotected(&addr);
         refuse(
             &mut stream,
@@ -180,7 +180,7 @@ fn admit(worker: &Rc<Worker>, Visitor { mut stream, addr }: Visitor<Stream>) {
     let now_ms = worker.node.clock.now_ms();
     let (id, fd) = (worker.id, stream.as_raw_fd());
     let is_unix = matches!(stream, Stream::Unix(_));
-    let (max, is_stranger) = (settings.maxclients as usize, settings.requirepass.is_some());
+    let (max, is_stranger) = (settings.maxclients as usize, worker.node.accounts.needs_password());
     let make = |n| {
         let client = Client::new(n, (addr.clone(), laddr), fd, id, now_ms);
         client.set(ClientState::UNIX, is_unix);

@@ -5,6 +5,7 @@
 //! its keys; the connection writes the replies in order.
 
 pub mod accept;
+pub mod acl;
 mod allocator;
 pub mod blocking;
 pub mod checkpoints;

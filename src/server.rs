@@ -5,6 +5,7 @@
 //! cannot take its rows in time, they stay in the journal.
 
 use crate::accept::accept_from;
+use crate::acl::{Accounts, load_accounts};
 use crate::checkpoints::run_periodically;
 use crate::commands;
 use crate::config::{Compression, Config, Settings};
@@ -47,6 +48,7 @@ const CLOSE_FULL: Duration = Duration::from_secs(5);
 /// A configuration that was checked and can be served.
 pub struct Prepared {
     config: Arc<Config>,
+    accounts: Arc<Accounts>,
     options: OpenOptions,
 }
 
@@ -67,7 +69,10 @@ pub fn prepare(config: Config) -> Result<Prepared> {
     let options = open_options(&settings)?;
     // The final number depends on the number of shards.
     listen::endpoints(&settings)?;
-    Ok(Prepared { config: Arc::new(config), options })
+    let accounts = load_accounts(&config, Budget::new(&settings).users)
+        .map_err(anyhow::Error::msg)
+        .context("users of access control")?;
+    Ok(Prepared { config: Arc::new(config), accounts: Arc::new(accounts), options })
 }
 
 /// Lowers `maxclients` to fit the limit of open files.
@@ -87,7 +92,7 @@ fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
 /// # Errors
 /// It could not start, or not store everything at the shutdown.
 pub fn run(prepared: Prepared) -> Result<()> {
-    let Prepared { config, options } = prepared;
+    let Prepared { config, accounts, options } = prepared;
     signals::ignore_stray();
     let settings = config.settings();
     let background = Builder::new_multi_thread()
@@ -99,7 +104,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
         .build()
         .context("starting the background runtime")?;
     // Open before the data is loaded, which may take long.
-    let http = HttpPort::open(&config)?;
+    let http = HttpPort::open(&config, &accounts)?;
     let clock = Clock::default();
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
@@ -108,7 +113,8 @@ pub fn run(prepared: Prepared) -> Result<()> {
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;
-    let served = serve(&config, &settings, (opened, archive), clock, (&background, http));
+    let served =
+        serve((&config, accounts), &settings, (opened, archive), clock, (&background, http));
     background.shutdown_timeout(DRAIN);
     served
 }
@@ -165,7 +171,7 @@ fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> C
 }
 
 fn serve(
-    config: &Arc<Config>,
+    (config, accounts): (&Arc<Config>, Arc<Accounts>),
     settings: &Arc<Settings>,
     (mut opened, archive): (Directory, Place),
     clock: Clock,
@@ -178,6 +184,7 @@ fn serve(
     let checkpoints = Checkpoints::new(checkpoint_source(&opened, settings, clock), archive);
     let node = Node::new(NodeParts {
         config: config.clone(),
+        accounts,
         checkpoints,
         workers: total,
         shard_workers,

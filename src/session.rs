@@ -1,6 +1,7 @@
 //! The session of a connection: the state that its commands depend on and change. Its task alone
 //! has it; the part that other threads may see is its `Client`.
 
+use crate::acl::Account;
 use crate::clients::{Client, ClientState};
 use crate::command::{Command, Request};
 use crate::config::Settings;
@@ -35,6 +36,8 @@ pub struct Session {
     pub db: u32,
     pub proto: Proto,
     pub authenticated: bool,
+    /// Account whose rights it has.
+    pub account: Arc<Account>,
     /// Number of consecutive wrong passwords.
     pub wrong_passwords: u32,
     /// Delay of its next reply.
@@ -61,12 +64,16 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(client: Arc<Client>, authenticated: bool) -> Self {
+    /// Creates the session of a client that has the rights of an account. `authenticated`: it need
+    /// not log in first.
+    pub fn new(client: Arc<Client>, account: Arc<Account>, authenticated: bool) -> Self {
+        client.set_account(&account);
         Self {
             client,
             db: 0,
             proto: Proto::Resp2,
             authenticated,
+            account,
             wrong_passwords: 0,
             penalty: None,
             reply_mode: ReplyMode::On,
@@ -83,11 +90,11 @@ impl Session {
     }
 
     /// Resets everything but the connection's identity (RESET).
-    pub fn reset(&mut self, authenticated: bool) {
+    pub fn reset(&mut self, account: Arc<Account>, authenticated: bool) {
         self.end_transaction();
         let client = self.client.clone();
         let (wrong_passwords, penalty) = (self.wrong_passwords, self.penalty);
-        *self = Self { wrong_passwords, penalty, ..Self::new(client, authenticated) };
+        *self = Self { wrong_passwords, penalty, ..Self::new(client, account, authenticated) };
         self.client.reset();
     }
 
@@ -112,10 +119,19 @@ impl Session {
             proto: self.proto,
             touch: !self.no_touch,
             client: self.client.id,
+            account: self.account.checked_number(),
             track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
             again: false,
             sees_expired: false,
         }
+    }
+
+    /// Gives it the rights of an account, whose password it has given.
+    pub fn log_in(&mut self, account: Arc<Account>) {
+        self.client.set_account(&account);
+        self.account = account;
+        self.authenticated = true;
+        self.wrong_passwords = 0;
     }
 
     /// Ends CLIENT CACHING after a command: it applies to one command, not counting those of

@@ -11,10 +11,12 @@ use std::collections::BTreeMap;
 /// Commands that the reference does not have; hash fields with a time to live are Redis 7.4's.
 const BEYOND: &[&str] = &[
     "flagstone",
+    "flagstone|bigkeys",
     "flagstone|branch",
     "flagstone|checkpoint",
     "flagstone|checkpoints",
     "flagstone|help",
+    "flagstone|hotkeys",
     "hexpire",
     "hexpireat",
     "hexpiretime",

@@ -227,6 +227,21 @@ pub struct Ctx<'a> {
     pub again: bool,
     /// True if a script runs the command.
     pub in_script: bool,
+    /// True if the user may read keys that the command does not name (SORT … BY and GET).
+    pub reads_all: bool,
+}
+
+impl<'a> Ctx<'a> {
+    /// Creates the context of a command that runs for the first time, in no script, for a user that
+    /// may read every key.
+    pub fn new(
+        store: &'a mut Store,
+        out: &'a mut Reply,
+        db: u32,
+        settings: &'a DataSettings,
+    ) -> Self {
+        Self { store, out, db, settings, again: false, in_script: false, reads_all: true }
+    }
 }
 
 impl Ctx<'_> {

@@ -37,6 +37,30 @@ bitflags! {
     }
 }
 
+/// A key among a command's arguments, and the access to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyAccess {
+    /// Index among the arguments.
+    pub index: usize,
+    pub flags: KeyFlags,
+}
+
+/// Returns the access to a command's keys where it depends on the arguments.
+pub type AccessFinder = fn(Args<'_>) -> KeyFlags;
+
+/// Channels among a command's arguments that its user needs a right to. No right is needed to end a
+/// subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channels {
+    None,
+    /// The first argument.
+    First,
+    /// All arguments.
+    All,
+    /// All arguments, which are patterns.
+    Patterns,
+}
+
 /// Returns a set of [`KeyFlags`], as [`flag!`](crate::flag!) does.
 #[macro_export]
 macro_rules! key {
@@ -100,8 +124,9 @@ impl KeySpec {
                 let is_word = |i: &usize| {
                     args.get(*i).is_some_and(|a| a.eq_ignore_ascii_case(word.as_bytes()))
                 };
+                // As the last argument it has no key behind it.
                 let found = if start >= 0 {
-                    (start as usize..len).find(is_word)
+                    (start as usize..len.saturating_sub(1)).find(is_word)
                 } else {
                     (1..=len.checked_sub(start.unsigned_abs() as usize)?).rev().find(is_word)
                 };

@@ -4,6 +4,7 @@
 //! A family's file ends in its `COMMANDS`, the declarations of its commands; [`FAMILIES`] lists
 //! them all.
 
+mod access;
 pub mod bitmap;
 mod combine;
 mod context;
@@ -36,7 +37,7 @@ pub use context::{
     Awaited, Block, Ctx, ErrorText, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
     until_zero_byte,
 };
-pub use key_spec::{Begin, Find, KeyFlags, KeySpec};
+pub use key_spec::{AccessFinder, Begin, Channels, Find, KeyAccess, KeyFlags, KeySpec};
 pub use settings::DataSettings;
 pub use spec::{
     Categories, CommandFlags, Group, HelpWriter, KeyRange, KeysHandler, Names, Run, Runner, Spec,

@@ -2,7 +2,7 @@
 //! statistics and documentation derive.
 
 use crate::context::{Ctx, Outcome};
-use crate::key_spec::{Begin, Find, KeySpec};
+use crate::key_spec::{AccessFinder, Begin, Channels, Find, KeySpec};
 use crate::{acl, flag, key};
 use bitflags::bitflags;
 use flagstone_storage::value::ElementHint;
@@ -28,6 +28,9 @@ pub struct Spec<R: 'static = Run> {
     pub arity: i16,
     pub flags: CommandFlags,
     pub keys: &'static [KeySpec],
+    /// Finds the access to the keys of specs with `VARIABLE_FLAGS`.
+    pub key_access: Option<AccessFinder>,
+    pub channels: Channels,
     /// Categories beyond those derived from flags and group (see [`Spec::categories`]).
     pub acl: Categories,
     pub tips: &'static [&'static str],
@@ -55,6 +58,8 @@ impl<R: Runner> Spec<R> {
         arity: 0,
         flags: CommandFlags::empty(),
         keys: &[],
+        key_access: None,
+        channels: Channels::None,
         acl: Categories::empty(),
         tips: &[],
         other_db: None,
@@ -87,6 +92,8 @@ impl<R: Runner> Spec<R> {
             arity: self.arity,
             flags: self.flags,
             keys: self.keys,
+            key_access: self.key_access,
+            channels: self.channels,
             acl: self.acl,
             tips: self.tips,
             other_db: self.other_db,
@@ -491,7 +498,7 @@ impl<R: Runner> Spec<R> {
     }
 
     /// Returns the specs of its real keys (without `NOT_KEY`).
-    fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
+    pub(crate) fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
         self.keys.iter().filter(|s| !s.flags.contains(key!(NOT_KEY)))
     }
 }

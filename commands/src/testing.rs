@@ -37,7 +37,15 @@ pub(crate) fn try_run(
     let mut out = Reply::new(proto);
     store.begin(now_ms, true);
     handler(
-        &mut Ctx { store, out: &mut out, db: 0, settings, again: false, in_script: false },
+        &mut Ctx {
+            store,
+            out: &mut out,
+            db: 0,
+            settings,
+            again: false,
+            in_script: false,
+            reads_all: true,
+        },
         args,
     )?;
     Ok(String::from_utf8(out.into_bytes()).unwrap())

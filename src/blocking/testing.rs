@@ -21,6 +21,7 @@ pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc
         track: false,
         again: false,
         sees_expired: false,
+        account: 0,
         client: id,
     };
     let command = OwnedCommand::new(command, Args::new(b"blpop", &[(0, 5)]), request);

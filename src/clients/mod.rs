@@ -16,10 +16,12 @@ pub use roll::{Clients, STRANGER_TIME};
 pub use turn::{Cancel, Ended, Turn};
 pub use watch::Watch;
 
+use crate::acl::Account;
 use crate::command::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
 use crate::transport::PeerAddr;
+use arc_swap::ArcSwapOption;
 use bitflags::bitflags;
 use bytes::Bytes;
 use std::fmt::Write;
@@ -140,6 +142,8 @@ pub struct Client {
     labels: Mutex<Labels>,
     /// Time since which it has to authenticate, ms since the Unix epoch; 0 if it has, or need not.
     stranger_since_ms: AtomicU64,
+    /// Account that it is logged in under; `None` until its connection has begun.
+    account: ArcSwapOption<Account>,
 }
 
 /// Adds to a counter that only one thread writes.
@@ -186,18 +190,32 @@ impl Client {
             kill: Notify::new(),
             labels: Mutex::default(),
             stranger_since_ms: AtomicU64::new(0),
+            account: ArcSwapOption::empty(),
         }
     }
 
     /// Creates a client of the same connection that is not registered.
     pub(crate) fn double(&self) -> Self {
-        Self::new(
+        let double = Self::new(
             self.id,
             (self.addr.clone(), self.laddr.clone()),
             self.fd,
             self.worker,
             self.created_ms,
-        )
+        );
+        double.account.store(self.account());
+        double
+    }
+
+    /// Returns the account that it is logged in under; `None` if its connection is about to begin,
+    /// with the default account.
+    pub fn account(&self) -> Option<Arc<Account>> {
+        self.account.load_full()
+    }
+
+    /// Logs it in.
+    pub(crate) fn set_account(&self, account: &Arc<Account>) {
+        self.account.store(Some(account.clone()));
     }
 
     /// Returns true if it runs on the same machine.
@@ -267,6 +285,11 @@ impl Client {
         count(&self.commands, 1);
     }
 
+    /// Notes a command that is not counted: it is refused, or counted later.
+    pub fn asks_for(&self, command: usize) {
+        self.last_command.store(command as u32 + 1, Ordering::Relaxed);
+    }
+
     /// Counts queued commands that run.
     pub fn runs_queued(&self, commands: usize) {
         count(&self.commands, commands as u64);
@@ -320,6 +343,8 @@ impl Client {
         let ended = get(&self.commands) - u64::from(runs || self.is(ClientState::BLOCKED));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
+        let account = self.account();
+        let user = account.as_ref().map_or("default".into(), |account| account.shown_name());
         let (pieces, unsent) = self.outbox.size();
         let [sub, psub, ssub] = [0, 1, 2].map(|n| self.subscriptions[n].load(Ordering::Relaxed));
         // Writing into a String cannot fail.
@@ -327,7 +352,7 @@ impl Client {
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
             psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem={} \
-            rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir={} resp={} \
+            rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user={user} redir={} resp={} \
             lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
             self.id,
             self.addr,

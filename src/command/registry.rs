@@ -47,6 +47,14 @@ pub fn lookup(name: &[u8]) -> Option<&'static Command> {
     registry().lookup(name)
 }
 
+/// Returns the command with a name, or the subcommand with a name "container|name", ignoring case.
+pub fn by_full_name(name: &[u8]) -> Option<&'static Command> {
+    match name.iter().position(|&byte| byte == b'|') {
+        None => lookup(name),
+        Some(at) => lookup(&name[..at])?.subcommand(&name[at + 1..]),
+    }
+}
+
 /// Returns the command or subcommand that the arguments name.
 pub fn resolve(args: Args<'_>) -> Option<&'static Command> {
     registry().resolve(args)

@@ -14,6 +14,8 @@ pub struct Request {
     pub touch: bool,
     /// Id of the connection.
     pub client: u64,
+    /// Number of the account whose rights are checked while it runs; 0 if it may do everything.
+    pub account: u64,
     /// True if the connection tracks the keys that it reads.
     pub track: bool,
     /// True if the command was blocked, and runs again because there may be something for it.
@@ -31,6 +33,7 @@ impl Request {
             proto: Proto::Resp2,
             touch: false,
             client: 0,
+            account: 0,
             track: false,
             again: false,
             sees_expired: false,

@@ -71,6 +71,7 @@ impl fmt::Debug for Handler {
 
 /// Declarations of the server's own families.
 const SERVER_FAMILIES: &[&[Spec]] = &[
+    super::acl::COMMANDS,
     super::connection::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,

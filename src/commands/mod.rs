@@ -3,6 +3,7 @@
 //! [`install`] collects all of them. A handler may name every room of the server below it; no other
 //! room names a handler.
 
+pub mod acl;
 pub mod connection;
 pub mod databases;
 pub mod functions;

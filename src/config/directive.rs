@@ -252,10 +252,6 @@ macro_rules! absent_check {
     };
 }
 
-/// The reason why there is no access control list.
-pub(super) const NO_USERS: &str = "there are no users but 'default': use requirepass";
-
-absent_check!(no_users, "", NO_USERS);
 absent_check!(no_cluster, "no", "this server cannot be a cluster node");
 absent_check!(no_syslog, "no", "this server does not write to syslog: use logfile");
 absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");

@@ -115,9 +115,9 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Access.
     d("requirepass", OptionalText, "", "password of the default user").sensitive(),
-    d("aclfile", Text, "", "file of users").immutable().check(check::no_users).inert(check::NO_USERS),
-    d("acl-pubsub-default", OneOf(&["allchannels", "resetchannels"]), "resetchannels", "channels a new user may use").inert(check::NO_USERS),
-    d("acllog-max-len", Integer(LONG), "128", "entries of ACL LOG").inert(check::NO_USERS),
+    d("aclfile", Text, "", "file of users, one a line; a relative path is in dir").immutable(),
+    d("acl-pubsub-default", OneOf(&["allchannels", "resetchannels"]), "resetchannels", "channels a new user may use"),
+    d("acllog-max-len", Integer(LONG), "128", "entries of ACL LOG"),
     d("enable-protected-configs", OneOf(PROTECTED_ACTION), "no", "who may change protected directives").immutable(),
     d("enable-debug-command", OneOf(PROTECTED_ACTION), "no", "who may use DEBUG").immutable(),
     d("enable-module-command", OneOf(PROTECTED_ACTION), "no", "who may use MODULE").immutable().inert("there are no modules"),

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf, absolute};
 
 use flagstone_wire::glob;
 
+use super::UserLine;
 use super::arguments::Arguments;
-use super::directive as check;
 use super::directives::{self, OBSOLETE, TABLE};
 use super::error::{ConfigError, Origin};
-use super::parse::split_words;
+use super::parse::{split_bytes, split_words};
 use super::settings::Values;
 use super::value;
 
@@ -24,6 +24,7 @@ pub(super) struct Loaded {
     pub(super) values: Values,
     pub(super) file: Option<PathBuf>,
     pub(super) notices: Vec<String>,
+    pub(super) users: Vec<UserLine>,
 }
 
 /// Reads all sources; a later one overrides an earlier one.
@@ -56,6 +57,14 @@ pub(super) fn load(
     loader.finish()
 }
 
+const DUPLICATE_USER: &str =
+    "Duplicate user found. A user can only be defined once in config files";
+
+/// Returns true if a statement with this first word declares a user.
+fn is_user_word(word: &[u8]) -> bool {
+    word.eq_ignore_ascii_case(b"user")
+}
+
 struct Loader {
     loaded: Loaded,
     /// True if a `save` was read: the first one replaces the default, later ones add to it.
@@ -64,7 +73,8 @@ struct Loader {
 
 impl Loader {
     fn new() -> Self {
-        let loaded = Loaded { values: Values::defaults(), file: None, notices: Vec::new() };
+        let (notices, users) = (Vec::new(), Vec::new());
+        let loaded = Loaded { values: Values::defaults(), file: None, notices, users };
         Self { loaded, save_seen: false }
     }
 
@@ -89,8 +99,15 @@ impl Loader {
                 continue;
             }
             let origin = origin_of_line(index + 1);
-            let words = split_words(line)
-                .ok_or_else(|| refusal(&origin, line, "Unbalanced quotes in configuration line"))?;
+            let unbalanced = || refusal(&origin, line, "Unbalanced quotes in configuration line");
+            // Names and rules of users need not be UTF-8.
+            let words = split_bytes(line.as_bytes())
+                .filter(|words| words.first().is_some_and(|word| is_user_word(word)));
+            if let Some(words) = words {
+                self.add_user(&origin, &words)?;
+                continue;
+            }
+            let words = split_words(line).ok_or_else(unbalanced)?;
             self.apply(&origin, line, &words, depth)?;
         }
         Ok(())
@@ -136,8 +153,10 @@ impl Loader {
         }
         match (name.as_str(), arguments) {
             ("include", [pattern]) => self.include(origin, text, pattern, depth),
-            // This server has no users to apply it to; its words may be secrets.
-            ("user", [_, ..]) => Err(refusal(origin, "user ***", check::NO_USERS)),
+            ("user", _) => {
+                let words: Vec<Vec<u8>> = words.iter().map(|word| word.clone().into()).collect();
+                self.add_user(origin, &words)
+            }
             ("rename-command", [_, _]) => {
                 Err(refusal(origin, text, "commands cannot be renamed or removed in this server"))
             }
@@ -148,6 +167,20 @@ impl Loader {
             }
             _ => Err(refusal(origin, text, "Bad directive or wrong number of arguments")),
         }
+    }
+
+    /// Adds a user; the rules are applied once all statements are read. They may be secrets.
+    fn add_user(&mut self, origin: &Origin, words: &[Vec<u8>]) -> Result<(), ConfigError> {
+        let [_, name, rules @ ..] = words else {
+            return Err(refusal(origin, "user", "wrong number of arguments"));
+        };
+        if self.loaded.users.iter().any(|known| known.name == *name) {
+            let shown = format!("user {} ***", String::from_utf8_lossy(name));
+            return Err(refusal(origin, &shown, DUPLICATE_USER));
+        }
+        let (origin, name, rules) = (origin.clone(), name.clone(), rules.to_vec());
+        self.loaded.users.push(UserLine { origin, name, rules });
+        Ok(())
     }
 
     fn assign(&mut self, index: usize, arguments: &[String]) -> Result<(), String> {

@@ -34,7 +34,7 @@ use machine::Machine;
 use settings::Values;
 
 pub use error::{ConfigError, Origin};
-pub use parse::{quote_into, split_words};
+pub use parse::{quote_into, split_bytes, split_words};
 pub use settings::{
     AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, LogLimit, MaxmemoryPolicy,
     OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
@@ -48,6 +48,15 @@ pub struct Config {
     machine: Machine,
     file: Option<PathBuf>,
     notices: Vec<String>,
+    users: Vec<UserLine>,
+}
+
+/// A statement `user name rule …`.
+#[derive(Clone, Debug)]
+pub struct UserLine {
+    pub origin: Origin,
+    pub name: Vec<u8>,
+    pub rules: Vec<Vec<u8>>,
 }
 
 struct State {
@@ -118,6 +127,7 @@ impl Config {
             machine,
             file: loaded.file,
             notices: loaded.notices,
+            users: loaded.users,
         }))
     }
 
@@ -139,6 +149,11 @@ impl Config {
     /// Returns the notices of values without effect, to be logged at the start.
     pub fn notices(&self) -> &[String] {
         &self.notices
+    }
+
+    /// Returns the users of the configuration, as it was at the start.
+    pub fn users(&self) -> &[UserLine] {
+        &self.users
     }
 
     /// Executes CONFIG GET: returns names and values for exact names or glob patterns, in any case.

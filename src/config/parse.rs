@@ -4,7 +4,13 @@
 /// `\n \r \t \b \a \xHH` and takes any other escaped character as it is, `'…'` knows `\'` only.
 /// Returns `None` if quotes are unbalanced or the bytes are not UTF-8.
 pub fn split_words(line: &str) -> Option<Vec<String>> {
-    let mut rest = line.as_bytes();
+    let words = split_bytes(line.as_bytes())?;
+    words.into_iter().map(|word| String::from_utf8(word).ok()).collect()
+}
+
+/// Splits bytes into words as [`split_words`] does; returns `None` if quotes are unbalanced.
+pub fn split_bytes(line: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut rest = line;
     let mut words = Vec::new();
     loop {
         rest = rest.trim_ascii_start();
@@ -13,7 +19,7 @@ pub fn split_words(line: &str) -> Option<Vec<String>> {
         }
         let mut word = Vec::new();
         rest = take_word(rest, &mut word)?;
-        words.push(String::from_utf8(word).ok()?);
+        words.push(word);
     }
 }
 

@@ -281,6 +281,11 @@ settings! {
 
     // Access.
     requirepass: Option<String> = |v, _| v.optional_text("requirepass");
+    /// Path of the file of users; a relative one is in `dir`.
+    aclfile: Option<String> = |v, _| v.optional_text("aclfile");
+    /// True if new users may use all channels.
+    acl_pubsub_all: bool = |v, _| v.text("acl-pubsub-default") == "allchannels";
+    acllog_max_len: usize = |v, _| v.number("acllog-max-len");
     enable_protected_configs: ProtectedAction = |v, _| v.choice("enable-protected-configs");
     enable_debug_command: ProtectedAction = |v, _| v.choice("enable-debug-command");
 

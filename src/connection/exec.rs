@@ -2,7 +2,7 @@
 
 use super::cycle::Cycle;
 use super::step::Manner;
-use super::{Connection, Dispatched, Settled};
+use super::{Connection, Dispatched, Settled, gate};
 use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::routing;
@@ -165,6 +165,13 @@ impl Connection {
                 out.append(parts.next().unwrap_or_default());
             } else {
                 let (command, args) = (queued.command, queued.args);
+                let node = &self.worker.node;
+                if let Err(text) = gate::admit_queued(&self.session, node, command, args, &settings)
+                {
+                    self.worker.stats().error(&text);
+                    out.error(text);
+                    continue;
+                }
                 let manner = Manner::of(command, args);
                 let ended = self.run_admitted(command, manner, args, &settings, out).await?;
                 close |= ended.close;

@@ -1,5 +1,6 @@
 //! Admits or refuses each command before it runs, by checks in a fixed order.
 
+use crate::acl::{DenialContext, Denied, DeniedAccess};
 use crate::command::{Command, registry};
 use crate::config::Settings;
 use crate::node::{Node, limits};
@@ -67,17 +68,22 @@ pub(super) fn admit(
     {
         return Admitted::Refused(text.into());
     }
-    if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag!(NO_AUTH))
+    let node = &worker.node;
+    if !session.authenticated && node.accounts.needs_password() && !command.spec.has(flag!(NO_AUTH))
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
     if session.transaction.is_some() && command.spec.has(flag!(NO_MULTI)) {
         return Admitted::Refused("ERR Command not allowed inside a transaction".into());
     }
+    if !session.account.is_free()
+        && let Some(text) = denied(session, node, command, args, settings)
+    {
+        return Admitted::Refused(text);
+    }
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    let node = &worker.node;
     let flags = || flags_of(session, node, command, args);
     if limits::any(&node.health, settings) {
         let refusal = limits::refusal(&node.health, settings, flags()).map(str::to_owned);
@@ -105,6 +111,58 @@ pub(super) fn admit(
         return Admitted::Wait;
     }
     Admitted::Run(command)
+}
+
+/// Returns the error if a session's user may not run a command, and logs that.
+fn denied(
+    session: &Session,
+    node: &Node,
+    command: &Command,
+    args: Args<'_>,
+    settings: &Settings,
+) -> Option<Vec<u8>> {
+    let context = match session.transaction {
+        Some(_) => DenialContext::Multi,
+        None => DenialContext::TopLevel,
+    };
+    let denied = check(session, node, (command, args), context, settings).err()?;
+    Some([b"NOPERM ", &denied.text(&session.account.name, command)[..]].concat())
+}
+
+/// Checks a queued command that the connection runs behind EXEC: the user's rights may have changed
+/// since it was queued.
+///
+/// # Errors
+/// The error text.
+pub(super) fn admit_queued(
+    session: &Session,
+    node: &Node,
+    command: &Command,
+    args: Args<'_>,
+    settings: &Settings,
+) -> Result<(), String> {
+    if session.account.is_free() {
+        return Ok(());
+    }
+    check(session, node, (command, args), DenialContext::Multi, settings)
+        .map_err(Denied::text_at_exec)
+}
+
+/// Checks if a session's user may run a command; a denial is logged.
+fn check(
+    session: &Session,
+    node: &Node,
+    (command, args): (&Command, Args<'_>),
+    context: DenialContext,
+    settings: &Settings,
+) -> Result<(), Denied> {
+    let checked = session.account.user().check(command, args);
+    if let Err(denied) = checked {
+        let access = DeniedAccess::of(denied, (command, args), context, &session.account.name);
+        session.client.asks_for(command.id);
+        node.log_denial(access, 1, Some(&session.client), settings);
+    }
+    checked
 }
 
 /// Returns the error if a command names keys of a shard that cannot store rows.

@@ -96,7 +96,8 @@ pub struct Connection {
 
 /// Serves a connection until it ends.
 pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
-    let session = Session::new(client.clone(), !client.is_stranger());
+    let account = worker.node.accounts.default_account().clone();
+    let session = Session::new(client.clone(), account, !client.is_stranger());
     let mut connection = Box::new(Connection {
         worker: worker.clone(),
         stream,

@@ -8,7 +8,6 @@
 
 use super::Site;
 use super::answer::Denial;
-use crate::config::Settings;
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -75,7 +74,7 @@ pub(super) async fn admit(
     let Some(ends) = request.extensions().get::<Ends>().copied() else {
         return Denial::forbidden("ERR the connection is not known").into();
     };
-    match look(&request, ends, &site.config.settings()) {
+    match look(&request, ends, site.accounts.needs_password()) {
         Ok(credentials) => {
             request.extensions_mut().insert(Caller { ends, credentials });
             let response = next.run(request).await;
@@ -91,20 +90,20 @@ pub(super) async fn admit(
     }
 }
 
-/// Returns true if a session needs a password before it may do anything.
-pub(super) fn needs_password(settings: &Settings) -> bool {
-    settings.requirepass.is_some()
-}
-
 /// Checks the addresses and headers of a request, and returns its credentials, which are unchecked.
-fn look(request: &Request, ends: Ends, settings: &Settings) -> Result<Option<Credentials>, Denial> {
+/// `needs_password`: a session has to log in before it may do anything.
+fn look(
+    request: &Request,
+    ends: Ends,
+    needs_password: bool,
+) -> Result<Option<Credentials>, Denial> {
     let headers = request.headers();
     let host = match text(headers, &header::HOST) {
         Some(host) => host,
         // With an absolute address, that counts.
         None => request.uri().authority().map_or("", |authority| authority.as_str()),
     };
-    if !needs_password(settings) {
+    if !needs_password {
         if !ends.peer.ip().to_canonical().is_loopback() {
             return Err(Denial::forbidden(
                 "DENIED the HTTP port serves this machine only: no password is set (requirepass)",
@@ -119,7 +118,7 @@ fn look(request: &Request, ends: Ends, settings: &Settings) -> Result<Option<Cre
     }
     refuse_other_sites(request, host)?;
     let Some(value) = headers.get(header::AUTHORIZATION) else {
-        if needs_password(settings) && !request_is_page(request) {
+        if needs_password && !request_is_page(request) {
             return Err(Denial::unauthorized("NOAUTH Authentication required."));
         }
         return Ok(None);
@@ -250,37 +249,32 @@ mod tests {
         request.body(Body::empty()).unwrap()
     }
 
-    fn with_password(password: Option<&str>) -> Settings {
-        Settings { requirepass: password.map(str::to_owned), ..Settings::default() }
-    }
-
     #[test]
     fn without_a_password_only_loopback_by_its_name_may_ask() {
-        let settings = with_password(None);
         let near = ends(Ipv4Addr::LOCALHOST);
         for host in ["localhost", "LOCALHOST:80", "127.0.0.1:8080", "127.9.9.9", "[::1]:80"] {
-            assert!(look(&request(&[("host", host)]), near, &settings).is_ok(), "{host}");
+            assert!(look(&request(&[("host", host)]), near, false).is_ok(), "{host}");
         }
         for host in ["", "evil.example", "localhost.evil.example:80", "10.0.0.1", "[::1", "127.1"] {
-            assert!(look(&request(&[("host", host)]), near, &settings).is_err(), "{host}");
+            assert!(look(&request(&[("host", host)]), near, false).is_err(), "{host}");
         }
         let far = ends(Ipv4Addr::new(10, 0, 0, 7));
         let asked = request(&[("host", "localhost"), ("authorization", "Bearer x")]);
-        assert!(look(&asked, far, &settings).is_err());
-        assert!(look(&asked, far, &with_password(Some("x"))).is_ok());
+        assert!(look(&asked, far, false).is_err());
+        assert!(look(&asked, far, true).is_ok());
         let asked = request(&[("host", "db.example")]);
-        assert!(look(&asked, far, &with_password(Some("x"))).is_err(), "no password is given");
+        assert!(look(&asked, far, true).is_err(), "no password is given");
         let page = Request::get("/").header("host", "db.example").body(Body::empty()).unwrap();
-        assert!(look(&page, far, &with_password(Some("x"))).is_ok());
+        assert!(look(&page, far, true).is_ok());
     }
 
     #[test]
     fn pages_of_other_sites_are_refused_and_links_to_the_page_are_not() {
-        let (settings, near) = (with_password(None), ends(Ipv4Addr::LOCALHOST));
+        let near = ends(Ipv4Addr::LOCALHOST);
         let asks = |more: &[(&str, &str)]| {
             let mut headers = vec![("host", "localhost:80")];
             headers.extend_from_slice(more);
-            look(&request(&headers), near, &settings).is_ok()
+            look(&request(&headers), near, false).is_ok()
         };
         assert!(asks(&[("origin", "http://localhost:80"), ("sec-fetch-site", "same-origin")]));
         assert!(asks(&[("sec-fetch-site", "none")]));
@@ -295,7 +289,7 @@ mod tests {
             .header("host", "localhost")
             .header("sec-fetch-site", "cross-site")
             .header("sec-fetch-mode", "navigate");
-        assert!(look(&link.body(Body::empty()).unwrap(), near, &settings).is_ok());
+        assert!(look(&link.body(Body::empty()).unwrap(), near, false).is_ok());
     }
 
     #[test]

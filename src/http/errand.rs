@@ -3,7 +3,7 @@
 //! The request's end is one of a pair of connected sockets; the other one is served by a worker as
 //! any connection is. The client of the HTTP request is that session's client, with its address.
 
-use super::access::{self, Caller, Ends};
+use super::access::{Caller, Ends};
 use super::answer::Denial;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
@@ -166,7 +166,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
     let (node, settings) = (&worker.node, worker.settings());
     let (id, now_ms) = (worker.id, node.clock.now_ms());
     let make = |n| Client::new(n, (ends.peer.into(), ends.local.into()), fd, id, now_ms);
-    let (max, is_stranger) = (settings.maxclients as usize, access::needs_password(&settings));
+    let (max, is_stranger) = (settings.maxclients as usize, node.accounts.needs_password());
     let Some(client) = node.clients.admit(max, is_stranger, make) else {
         node.clients.refusals.too_many(&ends.peer.into());
         return false;

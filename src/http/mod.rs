@@ -19,6 +19,7 @@ mod serve;
 mod values;
 mod watch;
 
+use crate::acl::Accounts;
 use crate::config::Config;
 use crate::node::Node;
 use crate::worker::Peers;
@@ -57,6 +58,7 @@ struct HttpCounters {
 /// State that all requests share.
 struct Site {
     config: Arc<Config>,
+    accounts: Arc<Accounts>,
     /// Set when the data is loaded.
     server: OnceLock<LoadedServer>,
     /// True when the server has begun to shut down.
@@ -88,7 +90,7 @@ impl HttpPort {
     ///
     /// # Errors
     /// An address cannot be listened on.
-    pub fn open(config: &Arc<Config>) -> Result<Option<Self>> {
+    pub fn open(config: &Arc<Config>, accounts: &Arc<Accounts>) -> Result<Option<Self>> {
         let settings = config.settings();
         if settings.http_port == 0 {
             return Ok(None);
@@ -96,7 +98,7 @@ impl HttpPort {
         let listeners = serve::listen(&settings).context("http-port")?;
         let addresses: Vec<SocketAddr> =
             listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect();
-        if !access::needs_password(&settings) && addresses.iter().any(|a| !a.ip().is_loopback()) {
+        if !accounts.needs_password() && addresses.iter().any(|a| !a.ip().is_loopback()) {
             tracing::warn!(
                 "http-bind names addresses beyond loopback, and there is no password: the HTTP \
                 port refuses clients of other machines; set requirepass"
@@ -104,6 +106,7 @@ impl HttpPort {
         }
         let site = Arc::new(Site {
             config: config.clone(),
+            accounts: accounts.clone(),
             server: OnceLock::new(),
             is_ending: AtomicBool::new(false),
             guard: Guard::default(),

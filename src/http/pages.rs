@@ -1,7 +1,7 @@
 //! The dashboard: a page with its style and its script, and the words that it shows beside the
 //! metrics. It asks for nothing from elsewhere.
 
-use super::access::{self, Caller};
+use super::access::Caller;
 use super::answer::{Denial, json, typed};
 use super::{Site, errand, health};
 use axum::Extension;
@@ -16,7 +16,7 @@ const SCRIPT: &str = include_str!("dashboard/dashboard.js");
 
 /// The page. It has no data, so it needs no password, and says if others do.
 pub(super) fn page(site: &Site) -> Response {
-    let page = match access::needs_password(&site.config.settings()) {
+    let page = match site.accounts.needs_password() {
         true => PAGE.replacen("data-password=\"none\"", "data-password=\"needed\"", 1),
         false => PAGE.to_owned(),
     };

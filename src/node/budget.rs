@@ -15,6 +15,9 @@ const PENDING_MAX: u64 = 1 << 30;
 /// for each file that it writes. Small budgets reserve a quarter for it.
 const OVERHEAD: u64 = 128 << 20;
 
+/// Minimum number of bytes that users of access control may take.
+const USERS_MIN: u64 = 4 << 20;
+
 /// Bytes of the whole budget for each merge of a kind at a time: it takes 20 to 30 MiB.
 const MERGE_BUDGET: u64 = 256 << 20;
 
@@ -57,6 +60,8 @@ pub struct Budget {
     pub script_vm: usize,
     /// Keys that clients watch.
     pub watches: usize,
+    /// Users of access control, with their rules.
+    pub users: usize,
 }
 
 impl Budget {
@@ -86,6 +91,7 @@ impl Budget {
             functions: (total / 64) as usize,
             script_vm: (total / 16) as usize,
             watches: (total / 64) as usize,
+            users: (total / 32).max(USERS_MIN) as usize,
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod budget;
 mod checkpoints;
+mod denials;
 mod ending;
 mod events;
 mod health;
@@ -28,6 +29,7 @@ pub use start::StartFacts;
 pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
+use crate::acl::{Accounts, DenialLog};
 use crate::clients::Clients;
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
@@ -66,6 +68,7 @@ pub struct ListenChange {
 /// The parts of a node that the start of the process makes.
 pub struct NodeParts {
     pub config: Arc<Config>,
+    pub accounts: Arc<Accounts>,
     pub checkpoints: Checkpoints,
     pub workers: usize,
     pub shard_workers: usize,
@@ -87,6 +90,9 @@ pub struct Node {
     /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
     pub clients: Clients,
+    pub accounts: Arc<Accounts>,
+    /// Log of what users were not allowed.
+    pub denials: DenialLog,
     pub listeners: ChangeListeners,
     pub pubsub: Arc<PubSub>,
     pub monitors: Arc<Monitors>,
@@ -127,7 +133,7 @@ impl Node {
     /// # Errors
     /// If a library of functions cannot be loaded.
     pub fn new(parts: NodeParts) -> Result<Self, String> {
-        let NodeParts { config, checkpoints, workers, shard_workers, .. } = parts;
+        let NodeParts { config, accounts, checkpoints, workers, shard_workers, .. } = parts;
         let source = &checkpoints.source;
         let (layout, clock) = (source.layout.clone(), source.clock.clone());
         let journal = source.journal.clone();
@@ -158,6 +164,8 @@ impl Node {
             workers,
             shard_workers,
             clients: Clients::default(),
+            accounts,
+            denials: DenialLog::default(),
             monitors: Arc::default(),
             stats,
             rates: Rates::default(),
@@ -289,6 +297,7 @@ impl Node {
         self.clients.accepted.store(0, Ordering::Relaxed);
         self.clients.rejected.store(0, Ordering::Relaxed);
         self.clients.too_slow.store(0, Ordering::Relaxed);
+        self.denials.reset_counts();
     }
 
     /// Returns the durability mode, for which replies wait.

@@ -267,6 +267,25 @@ impl PubSub {
         self.release(name);
     }
 
+    /// Returns the subscribers for which `is_chosen` is true with one of their subscriptions.
+    pub fn choose(
+        &self,
+        is_chosen: impl Fn(&Client, SubscriptionKind, &[u8]) -> bool,
+    ) -> Vec<Arc<Client>> {
+        let registry = self.lock();
+        let mut chosen: FnvHashMap<u64, Arc<Client>> = FnvHashMap::default();
+        for kind in SubscriptionKind::ALL {
+            for (name, listeners) in &registry.names[kind as usize] {
+                for (id, client) in listeners {
+                    if !chosen.contains_key(id) && is_chosen(client, kind, name) {
+                        chosen.insert(*id, client.clone());
+                    }
+                }
+            }
+        }
+        chosen.into_values().collect()
+    }
+
     /// Returns the number of names of a kind with subscribers.
     pub fn count(&self, kind: SubscriptionKind) -> usize {
         self.lock().names[kind as usize].len()

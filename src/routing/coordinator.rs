@@ -128,15 +128,15 @@ pub(crate) async fn coordinate(
     command: &OwnedCommand,
     request: CoordinatorRequest,
 ) -> Ran {
-    let mut out = Reply::new(command.request.proto);
-    let client = changer(command.command, command.request.client);
-    let mut held = Coordination { client, ..Coordination::default() };
+    let Request { client: id, proto, .. } = command.request;
+    let mut out = Reply::new(proto);
+    let mut held = Coordination { client: changer(command.command, id), ..Coordination::default() };
     let outcome = run(worker, command, request, &mut held, &mut out).await;
     let text = outcome.as_ref().err().and_then(UnitStop::text);
     let mut ended = if text.is_some() { Outcome::Failed } else { held.effects.outcome() };
     let is_counted = std::mem::take(&mut held.effects.error_counted);
     worker.stats().unit_ended(command.command, text, is_counted);
-    worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
+    worker.tell_parts(&mut held.effects, command.command, id, &worker.settings());
     let published = std::mem::take(&mut held.effects.published);
     match outcome {
         Ok(()) => match worker.wait_shown(&held.shown).await {
@@ -360,7 +360,8 @@ fn run_here(
     let mut out = Reply::new(proto);
     let unit = Unit::here(&worker.node, worker.id, command.request, settings);
     let settings = &settings.data;
-    let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, in_script: false };
+    let reads_all = unit.reads_all(command.command, command.args());
+    let mut cx = Ctx { again, reads_all, ..Ctx::new(&mut store, &mut out, db, settings) };
     let outcome = match command.command.spec.run {
         Route::Keys(handler) => handler(&mut cx, command.args()).map_err(UnitStop::from),
         _ => match unit::handler(command.command) {

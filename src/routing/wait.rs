@@ -73,7 +73,9 @@ pub(crate) async fn run_or_wait(
     request: Request,
 ) -> Result<Answer, KeyWait> {
     run_anywhere(worker, command, args, request).await.map_err(|block| {
-        let command = OwnedCommand::new(command, args, request);
+        let mut command = OwnedCommand::new(command, args, request);
+        // Its rights are checked again when it is served.
+        command.request.account = client.account().map_or(0, |account| account.number);
         KeyWait::begin(worker, client, &command, block)
     })
 }

@@ -126,8 +126,7 @@ fn set_repl(lua: &Lua, args: MultiValue) -> Results {
     Ok(MultiValue::new())
 }
 
-/// Always allows: there are no users with fewer rights yet, so a client that runs a script may run
-/// every command.
+/// Returns true if the user of the script may run a command.
 fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
     let words = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<OwnedArgs>>();
     let Some(words) = words else {
@@ -139,8 +138,9 @@ fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
             "ERR Please specify at least one argument for this redis.acl_check_cmd() call",
         );
     }
-    if registry::resolve(words.args()).is_none() {
+    let Some(command) = registry::resolve(words.args()) else {
         return raise(lua, "ERR Invalid command passed to redis.acl_check_cmd()");
-    }
-    one(Value::Boolean(true))
+    };
+    let may_run = current(|run| run.unit.check(command, words.args()).is_ok());
+    one(Value::Boolean(may_run.unwrap_or(true)))
 }

@@ -1,6 +1,7 @@
 //! `redis.call`: a script calls a command.
 
 use super::run::{Run, current};
+use crate::acl::DenialContext;
 use crate::command::{Command, registry};
 use crate::node::limits;
 use crate::unit::UnitStop;
@@ -31,7 +32,7 @@ impl Run<'_, '_> {
         let args = std::mem::take(&mut self.args);
         let called = match self.admit(args.args()) {
             Ok(command) => self.execute(command, args.args()),
-            Err(text) => self.fail(text.as_bytes()),
+            Err(text) => self.fail(&text),
         };
         self.args = args;
         called
@@ -68,11 +69,11 @@ impl Run<'_, '_> {
     }
 
     /// Returns the command if the script may call it, else the error text.
-    fn admit(&self, args: Args<'_>) -> Result<&'static Command, String> {
+    fn admit(&self, args: Args<'_>) -> Result<&'static Command, Vec<u8>> {
         let Some(command) = registry::resolve(args) else {
             let text = "ERR Unknown command called from script";
             self.unit.effects().refused(None, text);
-            return Err(text.to_owned());
+            return Err(text.into());
         };
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
@@ -81,18 +82,25 @@ impl Run<'_, '_> {
             && (spec.runs_others() || !self.unit.node.scripts.allow_all())
         {
             "ERR This Redis command is not allowed from script"
+        } else if let Err((user, denied)) =
+            self.unit.admit_part(command, args, DenialContext::Script)
+        {
+            let text = denied.text(&user, command);
+            let text = [b"ERR ACL failure in script: ", &text[..]].concat();
+            self.unit.effects().refused(Some(command), "ERR");
+            return Err(text);
         } else if self.read_only && (spec.has(flag!(WRITE)) || spec.has(flag!(MAY_REPLICATE))) {
             "ERR Write commands are not allowed from read-only scripts."
         } else if let Some(text) = self.refusal(spec.flags) {
             text
         } else {
             return match command.too_long_key(args).or_else(|| self.stalled(command, args)) {
-                Some(text) => Err(text),
+                Some(text) => Err(text.into_bytes()),
                 None => Ok(command),
             };
         };
         self.unit.effects().refused(Some(command), refusal);
-        Err(refusal.to_owned())
+        Err(refusal.into())
     }
 
     /// Returns the error if a command's keys belong to a shard that cannot store rows.
@@ -127,14 +135,8 @@ impl Run<'_, '_> {
         self.reply.clear();
         self.reply.set_proto(self.proto);
         let cx = &mut *self.cx;
-        let mut inner = Ctx {
-            store: &mut *cx.store,
-            out: &mut self.reply,
-            db: cx.db,
-            settings: cx.settings,
-            again: false,
-            in_script: true,
-        };
+        let inner = Ctx::new(&mut *cx.store, &mut self.reply, cx.db, cx.settings);
+        let mut inner = Ctx { in_script: true, ..inner };
         let outcome = unit.run_part(&mut inner, command, args);
         cx.db = inner.db;
         charge_time(unit.part_ns.take());

@@ -84,14 +84,8 @@ fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {
     let unit = Unit::new(node, worker, command.request, &settings, Place::Detached(to));
     let outcome = match super::handler(command.command) {
         Some(handler) => {
-            let mut cx = Ctx {
-                store: &mut store,
-                out: &mut out,
-                db: command.request.db,
-                settings: &settings.data,
-                again: false,
-                in_script: false,
-            };
+            let db = command.request.db;
+            let mut cx = Ctx::new(&mut store, &mut out, db, &settings.data);
             handler(&mut cx, &unit, command.args())
         }
         None => Err("ERR this command runs no others".into()),

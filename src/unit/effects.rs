@@ -2,6 +2,7 @@
 //! recorded, and take place once it has run to its end.
 
 use super::{UnitOutcome, UnitStop};
+use crate::acl::DeniedAccess;
 use crate::command::{Command, Outcome};
 use crate::commandlog::{self, CommandCost, Excess, LogKind};
 use crate::config::Settings;
@@ -56,6 +57,8 @@ pub struct Effects {
     pub(crate) is_aborted: bool,
     /// The latest parts for the logs of commands.
     pub(crate) for_logs: [VecDeque<LoggedPart>; LogKind::ALL.len()],
+    /// Parts that its user may not run, and how often.
+    denied: Vec<(DeniedAccess, u64)>,
 }
 
 /// Maximum number of log lines that a unit may write; further ones are dropped.
@@ -67,6 +70,10 @@ const MAX_LOGGED_BYTES: usize = 1024;
 /// Maximum memory in bytes of the messages of a unit, and of the keys that it has read for a
 /// tracking client; more is an error. Commands for monitors that exceed it are dropped.
 const MAX_BYTES: usize = 64 << 20;
+
+/// Maximum number of different denials of a unit that are recorded; further ones are counted with the
+/// last one of their reason.
+const MAX_DENIED: usize = 128;
 
 /// Memory in bytes of a recorded effect beside its text.
 const NOTE: usize = 64;
@@ -169,6 +176,39 @@ impl Effects {
             self.tallies.entry(command.id).or_default().rejected += 1;
         }
         self.error(text.as_bytes());
+    }
+
+    /// Records a part that its user may not run.
+    pub(super) fn denied(&mut self, access: DeniedAccess) {
+        let is_full = self.denied.len() >= MAX_DENIED;
+        let is_same = |(known, _): &&mut (DeniedAccess, u64)| {
+            *known == access || is_full && known.reason == access.reason
+        };
+        match self.denied.iter_mut().rev().find(is_same) {
+            Some((_, times)) => *times += 1,
+            None if is_full => {}
+            None => self.denied.push((access, 1)),
+        }
+    }
+
+    /// Logs the denials of a unit, which its client has begun by this command.
+    pub(crate) fn log_denials(
+        &mut self,
+        node: &Node,
+        command: &Command,
+        client: u64,
+        settings: &Settings,
+    ) {
+        if self.denied.is_empty() {
+            return;
+        }
+        let client = node.clients.get(client);
+        if let Some(client) = &client {
+            client.asks_for(command.id);
+        }
+        for (access, times) in self.denied.drain(..) {
+            node.log_denial(access, times, client.as_deref(), settings);
+        }
     }
 
     /// Counts an error.

@@ -17,6 +17,7 @@ pub use effects::{Effects, Published};
 pub use handlers::{UnitHandler, handler, install};
 pub use stop::{UnitOutcome, UnitStop};
 
+use crate::acl::{DenialContext, Denied, DeniedAccess};
 use crate::command::{Command, OwnedCommand, Request, Route};
 use crate::commandlog::CommandCost;
 use crate::config::Settings;
@@ -112,6 +113,50 @@ impl<'a> Unit<'a> {
     }
 }
 
+impl Unit<'_> {
+    /// Checks if its user may run a command.
+    ///
+    /// # Errors
+    /// The user's name, and the reason why not.
+    pub fn check(&self, command: &Command, args: Args<'_>) -> Result<(), (Box<[u8]>, Denied)> {
+        self.node.accounts.check(self.request.account, command, args)
+    }
+
+    /// Checks if its user may run a command as a part of it. A denial is recorded.
+    ///
+    /// # Errors
+    /// The user's name, and the reason why not.
+    pub fn admit_part(
+        &self,
+        command: &Command,
+        args: Args<'_>,
+        context: DenialContext,
+    ) -> Result<(), (Box<[u8]>, Denied)> {
+        let Err((user, denied)) = self.check(command, args) else { return Ok(()) };
+        let access = DeniedAccess::of(denied, (command, args), context, &user);
+        self.effects().denied(access);
+        Err((user, denied))
+    }
+
+    /// Checks if its user may still run a queued command. A denial is recorded, and counted as an
+    /// error.
+    ///
+    /// # Errors
+    /// The error of the command.
+    pub fn admit_queued(&self, command: &Command, args: Args<'_>) -> UnitOutcome {
+        self.admit_part(command, args, DenialContext::Multi).map_err(|(_, denied)| {
+            let text = denied.text_at_exec();
+            self.effects().error(text.as_bytes());
+            text.into()
+        })
+    }
+
+    /// Returns true if its user may read keys that a command does not name.
+    pub fn reads_all(&self, command: &Command, args: Args<'_>) -> bool {
+        self.node.reads_all(self.request, command, args)
+    }
+}
+
 /// Returns true if a command can be part of a unit without a connection of its own: it is on keys,
 /// on databases, or has a special form.
 pub fn is_part(command: &Command) -> bool {
@@ -159,6 +204,7 @@ impl Unit<'_> {
     ) -> UnitOutcome {
         match command.spec.run {
             Route::Keys(handler) => {
+                cx.reads_all = self.reads_all(command, args);
                 self.run_on_keys(cx, command, args, |cx, args| Ok(handler(cx, args)?))
             }
             Route::Unit | Route::Script | Route::Either => {

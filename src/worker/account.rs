@@ -65,9 +65,16 @@ impl Worker {
     }
 
     /// Counts the parts of a unit that has run, and shows them to monitors.
-    pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
+    pub(crate) fn tell_parts(
+        &self,
+        effects: &mut Effects,
+        command: &Command,
+        client: u64,
+        settings: &Settings,
+    ) {
         self.stats().ran_parts(&effects.tallies, &effects.errors);
         self.log_parts(effects, client);
+        effects.log_denials(&self.node, command, client, settings);
         effects.tell_monitors(&self.node, client, settings);
     }
 

@@ -79,7 +79,7 @@ impl Worker {
             return;
         }
         self.clients_seen_ms.set(now_ms);
-        if settings.requirepass.is_some() {
+        if node.accounts.needs_password() {
             node.clients.close_strangers(now_ms);
         }
         node.clients.evict(limit);

@@ -220,9 +220,9 @@ impl Worker {
         if let (Some(at), Some(key)) = (at, args.get(1)) {
             store.hint(key, at);
         }
-        let again = request.again;
-        let (db, data) = (request.db, &settings.data);
-        let mut cx = Ctx { store, out, db, settings: data, again, in_script: false };
+        let (db, again, data) = (request.db, request.again, &settings.data);
+        let reads_all = self.node.reads_all(request, command, args);
+        let mut cx = Ctx { again, reads_all, ..Ctx::new(store, out, db, data) };
         let outcome = handler(&mut cx, args);
         let mut empty = None;
         let mut ended = Outcome::Failed;

@@ -90,7 +90,7 @@ impl Worker {
         store.begin_unit();
         let (db, again) = (request.db, request.again);
         let settings = &settings.data;
-        let mut cx = Ctx { store, out, db, settings, again, in_script: false };
+        let mut cx = Ctx { again, ..Ctx::new(store, out, db, settings) };
         let outcome = handler(&mut cx, &unit, args);
         match outcome {
             Ok(()) | Err(UnitStop::Handler(Stop::Error(_))) => partition.store.end_unit(),
@@ -125,7 +125,7 @@ impl Worker {
         self.log_parts(&mut effects, request.client);
         let (db, client) = (request.db, request.client);
         self.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
-        self.tell_parts(&mut effects, request.client, settings);
+        self.tell_parts(&mut effects, command, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);
             self.spread(self.rounds.seen(seen), client, notes, effects.published);

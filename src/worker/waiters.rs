@@ -1,12 +1,13 @@
 //! Serves the clients that wait for keys of this worker (see [`crate::blocking`]).
 
 use super::{Blocked, CoordinatorRequest, Ran, Worker};
+use crate::acl::{DenialContext, DeniedAccess};
 use crate::blocking::{
     Content, HeldLocks, ServeAttempt, Serves, Step, WaitTable, Waiter, end_detached, serve_all,
     step,
 };
 use crate::clients::Cancel;
-use crate::command::Answer;
+use crate::command::{Answer, OwnedCommand};
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
@@ -100,6 +101,11 @@ impl Serves for Rc<Worker> {
             return ServeAttempt::Nothing;
         }
         let command = &waiter.command;
+        if let Err(text) = self.admit_waiter(waiter) {
+            self.stats().refused(Some(command.command), &text);
+            waiter.turn.serve(Answer::failed(command.request.proto, text));
+            return ServeAttempt::Served;
+        }
         let mut others = waiter.others.iter();
         if !others.all(|(_, other)| self.owns(other)) {
             self.serve_detached(waiter, key, None);
@@ -164,6 +170,22 @@ impl Worker {
         let (keys, absent) = self.waiting.borrow().len();
         self.stats().audience.awaited_keys.store(keys as u64, Ordering::Relaxed);
         self.stats().audience.awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
+    }
+
+    /// Checks if the user of a waiter may still run its command.
+    ///
+    /// # Errors
+    /// The error text.
+    fn admit_waiter(&self, waiter: &Waiter) -> Result<(), Vec<u8>> {
+        let OwnedCommand { command, request, .. } = &waiter.command;
+        let args = waiter.command.args();
+        let checked = self.node.accounts.check(request.account, command, args);
+        let Err((user, denied)) = checked else { return Ok(()) };
+        let context = DenialContext::TopLevel;
+        let access = DeniedAccess::of(denied, (*command, args), context, &user);
+        let client = self.node.clients.get(request.client);
+        self.node.log_denial(access, 1, client.as_deref(), &self.settings());
+        Err([b"NOPERM ", &denied.text(&user, command)[..]].concat())
     }
 
     /// Marks keys as changed.

@@ -39,6 +39,15 @@ const ROWS: &[Row] = &[
     ("proto-max-bulk-len", "1mb", &["SETRANGE k 2000000 x"], |r| r.contains("maximum allowed")),
     ("rdbcompression", "no", &["SETRANGE k 1000 x", "DUMP k"], |r| r.len() > 1000),
     ("script-instruction-limit", "100000", &["EVAL for(i=1,1000000)do(end) 0"], |_| true),
+    (
+        "acl-pubsub-default",
+        "allchannels",
+        &["ACL DELUSER somebody", "ACL SETUSER somebody", "ACL LIST"],
+        |r| r.contains("user somebody off sanitize-payload &*"),
+    ),
+    ("acllog-max-len", "0", &["ACL LOG RESET", "AUTH nobody x", "ACL LOG"], |r| {
+        !r.contains("nobody")
+    }),
     ("requirepass", "secret", &["RESET", "PING"], |r| r.contains("NOAUTH")),
     ("maxmemory", "1mb", &["SET k v"], |r| r.contains("OOM")),
     ("maxmemory-policy", "allkeys-lru", &["CONFIG SET maxmemory 1mb", "SET k v"], is_okay),

@@ -257,6 +257,32 @@ fn metrics_need_the_password_and_the_right_to_see() {
 }
 
 #[test]
+fn a_request_runs_under_the_user_that_it_names() {
+    let web = Web::start(&[]);
+    let mut admin = web.server.client();
+    let rules = "ACL SETUSER app on >pw ~app:* +@read +@write";
+    let mut setuser = redis::cmd("ACL");
+    setuser.arg(rules.split(' ').skip(1).collect::<Vec<_>>());
+    let () = setuser.query(&mut admin).expect("set");
+    let app = "Authorization: Bearer app:pw";
+    web.ask("GET", "/set/app:1/v", &[app], "").is(200, r#"{"result":"OK"}"#);
+    web.ask("GET", "/get/app:1", &[app], "").is(200, r#"{"result":"v"}"#);
+    let denied = web.ask("GET", "/get/other", &[app], "");
+    assert!(denied.status >= 400 && denied.body.contains("NOPERM"), "{denied:?}");
+    let denied = web.ask("POST", "/multi-exec", &[app, JSON], r#"[["GET","app:1"]]"#);
+    assert!(denied.status >= 400 && denied.body.contains("NOPERM"), "{denied:?}");
+    web.ask("GET", "/metrics", &[app], "").refused(403, "NOPERM");
+    web.ask("GET", "/get/app:1", &["Authorization: Bearer app:no"], "").refused(401, "WRONGPASS");
+    // Without all rights, or a password, the default user is as anybody else.
+    let () = redis::cmd("ACL")
+        .arg(&["SETUSER", "default", "resetpass"][..])
+        .query(&mut admin)
+        .expect("set");
+    web.get("/get/app:1").refused(401, "NOAUTH");
+    web.ask("GET", "/get/app:1", &[app], "").is(200, r#"{"result":"v"}"#);
+}
+
+#[test]
 fn without_a_password_the_host_must_be_loopback_and_the_origin_its_own() {
     let web = Web::start(&[]);
     let host = format!("Host: 127.0.0.1:{}", web.port);

@@ -31,6 +31,8 @@ pub struct Server {
     port: u16,
     dir: TempDir,
     options: Vec<String>,
+    /// Its configuration file, if any.
+    file: Option<PathBuf>,
     environment: Vec<(String, String)>,
 }
 
@@ -44,7 +46,8 @@ impl Server {
     pub fn start_in(environment: Vec<(String, String)>, options: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let options = options.iter().map(ToString::to_string).collect();
-        let mut server = Self { child: None, port: free_port(), dir, options, environment };
+        let mut server =
+            Self { child: None, port: free_port(), dir, options, file: None, environment };
         server.spawn();
         server
     }
@@ -65,6 +68,7 @@ impl Server {
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
         command
+            .args(&self.file)
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--dir", &self.data().display().to_string()])
             .args(["--journal-segment-size", "4mb", "--memory-budget", "256mb"])
@@ -120,6 +124,12 @@ impl Server {
     /// Starts again with other options (the directory and the port stay).
     pub fn restart_with(&mut self, options: &[&str]) {
         self.options = options.iter().map(ToString::to_string).collect();
+        self.restart();
+    }
+
+    /// Starts again with a configuration file, from now on.
+    pub fn restart_from(&mut self, file: &Path) {
+        self.file = Some(file.to_path_buf());
         self.restart();
     }
 

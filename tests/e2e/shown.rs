@@ -12,8 +12,6 @@ const LEFT_OUT: &[&str] = &[
     "info stats eventloop_duration_cmd_sum",
     "info stats instantaneous_eventloop_cycles_per_sec",
     "info stats instantaneous_eventloop_duration_usec",
-    // Wrong passwords are told of in the log.
-    "info stats acl_access_denied_auth",
     // The tables of databases are counted with the values.
     "memory db.0",
     "memory overhead.db.hashtable.lut",

@@ -33,6 +33,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "stalls",
     "transport",
     "command",
+    "acl",
     "commandlog",
     "clients",
     "pubsub",

@@ -2,7 +2,7 @@
 
 use super::bits::{FIELD_BYTES, low_bits, read_field, write_field};
 use super::{scaled_offset, string_of};
-use crate::{Ctx, Outcome, Stop, arg, error, int_arg, is_word};
+use crate::{Ctx, KeyFlags, Outcome, Stop, arg, error, int_arg, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Entry, Str, Value};
@@ -43,6 +43,23 @@ struct FieldOperation {
     /// Offset in bits.
     offset: u64,
     overflow: Overflow,
+}
+
+/// Returns BITFIELD's access to its key: it only reads it if all operations are GET. Of arguments that
+/// are not understood it is not known.
+pub(super) fn bitfield_access(args: Args<'_>) -> KeyFlags {
+    let mut at = 2;
+    while let Some(word) = args.get(at) {
+        let left = args.len() - at - 1;
+        if is_word(word, "get") && left >= 2 {
+            at += 3;
+        } else if is_word(word, "overflow") && left >= 1 {
+            at += 2;
+        } else {
+            return key!(RW | ACCESS | UPDATE);
+        }
+    }
+    key!(RO | ACCESS)
 }
 
 /// `BITFIELD key [GET type offset | [OVERFLOW WRAP|SAT|FAIL] SET type offset value |

@@ -109,6 +109,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag!(WRITE | DENYOOM),
         keys: &[KeySpec::one(1, key!(RW | UPDATE | ACCESS | VARIABLE_FLAGS))],
+        key_access: Some(field::bitfield_access),
         run: Run::Keys(field::bitfield),
         ..Spec::NEW
     },

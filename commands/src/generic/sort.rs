@@ -15,6 +15,9 @@ use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
 use std::ops::Range;
 
+const BY_DENIED: &str = "ERR BY option of SORT denied due to insufficient ACL permissions.";
+const GET_DENIED: &str = "ERR GET option of SORT denied due to insufficient ACL permissions.";
+
 /// The options of SORT.
 #[derive(Default)]
 struct SortOptions<'a> {
@@ -30,7 +33,8 @@ struct SortOptions<'a> {
 }
 
 impl<'a> SortOptions<'a> {
-    fn parse(args: Args<'a>, read_only: bool) -> Result<Self, Stop> {
+    /// `reads_all`: the user may read every key.
+    fn parse(args: Args<'a>, read_only: bool, reads_all: bool) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 2;
         while let Some(word) = args.get(at) {
@@ -50,9 +54,15 @@ impl<'a> SortOptions<'a> {
             } else if is_word(word, "by") && left >= 1 {
                 at += 1;
                 let pattern = Pattern::new(arg(args, at)?);
+                if !reads_all && arg(args, at)?.contains(&b'*') {
+                    return Err(BY_DENIED.into());
+                }
                 options.nosort |= !matches!(pattern, Pattern::Key { .. });
                 options.by = Some(pattern);
             } else if is_word(word, "get") && left >= 1 {
+                if !reads_all {
+                    return Err(GET_DENIED.into());
+                }
                 at += 1;
                 options.get.push(Pattern::new(arg(args, at)?));
             } else {
@@ -343,7 +353,7 @@ fn make_skiplist(cx: &mut Ctx<'_>, name: &[u8]) {
 }
 
 fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let mut options = SortOptions::parse(args, read_only)?;
+    let mut options = SortOptions::parse(args, read_only, cx.reads_all)?;
     let name = arg(args, 1)?;
     let found = sorted_values(cx, name, &mut options);
     if let (Some(target), Ok(_)) = (options.store, &found) {

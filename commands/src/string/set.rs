@@ -2,7 +2,9 @@
 
 use super::bulk;
 use crate::expiry::{ExpiryOption, TimeForm};
-use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
+use crate::{
+    Ctx, Group, KeyFlags, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
+};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
@@ -176,6 +178,12 @@ fn getset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
+/// Returns SET's access to its key: with GET, it reads it.
+fn set_access(args: Args<'_>) -> KeyFlags {
+    let reads = args.iter().skip(3).any(|word| is_word(word, "get"));
+    if reads { key!(RW | ACCESS | UPDATE) } else { key!(OW | UPDATE) }
+}
+
 /// Declarations of the commands that set a string.
 pub const COMMANDS: &[Spec] = &[
     Spec {
@@ -185,6 +193,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag!(WRITE | DENYOOM),
         keys: &[KeySpec::one(1, key!(RW | ACCESS | UPDATE | VARIABLE_FLAGS))],
+        key_access: Some(set_access),
         run: Run::Keys(set),
         ..Spec::NEW
     },

@@ -3,15 +3,17 @@
 use super::flags::ANY_TIME;
 use super::handshake::{client_name, is_printable};
 use super::tracking;
+use crate::acl::Account;
 use crate::clients::{Cancel, Client, ClientState};
 use crate::commands::{Handler, Spec};
-use crate::node::ClientPause;
+use crate::node::{ClientPause, Node};
 use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
 use flagstone_commands::{ErrorText, Group, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
+use std::sync::Arc;
 
 /// Selects the connections that CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
@@ -22,6 +24,7 @@ struct ClientFilter<'a> {
     kind: Option<ClientKind>,
     addr: Option<&'a [u8]>,
     laddr: Option<&'a [u8]>,
+    account: Option<Arc<Account>>,
     skip_me: bool,
 }
 
@@ -55,7 +58,7 @@ impl ClientKind {
 
 impl<'a> ClientFilter<'a> {
     /// Parses the options behind the subcommand.
-    fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, ErrorText> {
+    fn parse(node: &Node, args: Args<'a>, skip_me: bool) -> Result<Self, ErrorText> {
         let mut filter = Self { skip_me, ..Self::default() };
         let mut at = 2;
         while let Some(option) = args.get(at) {
@@ -64,7 +67,7 @@ impl<'a> ClientFilter<'a> {
                 continue;
             }
             let value = args.get(at + 1).ok_or(error::SYNTAX)?;
-            filter.set(option, value)?;
+            filter.set(node, option, value)?;
             at += 2;
         }
         Ok(filter)
@@ -83,7 +86,7 @@ impl<'a> ClientFilter<'a> {
         Ok(at)
     }
 
-    fn set(&mut self, option: &[u8], value: &'a [u8]) -> Result<(), ErrorText> {
+    fn set(&mut self, node: &Node, option: &[u8], value: &'a [u8]) -> Result<(), ErrorText> {
         match option.to_ascii_lowercase().as_slice() {
             b"maxage" => {
                 let seconds =
@@ -96,10 +99,9 @@ impl<'a> ClientFilter<'a> {
             b"type" => self.kind = Some(ClientKind::named(value)?),
             b"addr" => self.addr = Some(value),
             b"laddr" => self.laddr = Some(value),
-            b"user" if value == b"default" => {}
             b"user" => {
-                let name = String::from_utf8_lossy(value);
-                return Err(format!("ERR No such user '{name}'").into());
+                let unknown = || [b"ERR No such user '", value, b"'"].concat();
+                self.account = Some(node.accounts.get(value).ok_or_else(unknown)?);
             }
             b"skipme" if is_word(value, "yes") => self.skip_me = true,
             b"skipme" if is_word(value, "no") => self.skip_me = false,
@@ -112,7 +114,11 @@ impl<'a> ClientFilter<'a> {
         let same =
             |wanted: Option<&[u8]>, text: String| wanted.is_none_or(|w| w == text.as_bytes());
         let age_s = now_ms.saturating_sub(client.created_ms) / 1000;
+        let is_account = |wanted: &Arc<Account>| {
+            client.account().is_some_and(|account| account.number == wanted.number)
+        };
         same(self.addr, client.addr.to_string())
+            && self.account.as_ref().is_none_or(is_account)
             && same(self.laddr, client.laddr.to_string())
             && self.kind.is_none_or(|kind| kind == ClientKind::of(client))
             && self.ids.as_ref().is_none_or(|ids| ids.contains(&client.id))
@@ -126,7 +132,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() == 3 {
         return Err(error::SYNTAX.into());
     }
-    let filter = ClientFilter::parse(args, false)?;
+    let filter = ClientFilter::parse(cx.node, args, false)?;
     let now_ms = cx.node.clock.now_ms();
     let mut text = String::new();
     for client in cx.node.clients.all() {
@@ -152,7 +158,7 @@ fn kill(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let filter = if by_address {
         ClientFilter { addr: Some(arg(args, 2)?), ..ClientFilter::default() }
     } else {
-        ClientFilter::parse(args, true)?
+        ClientFilter::parse(cx.node, args, true)?
     };
     let (me, now_ms) = (cx.session.client.id, cx.node.clock.now_ms());
     let mut killed = 0;

@@ -1,5 +1,6 @@
 //! HELLO and AUTH: protocol version and authentication.
 
+use crate::acl::{DenialContext, DenialReason, DeniedAccess};
 use crate::routing::{Call, CallOutcome};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use flagstone_commands::{ErrorText, arg, error, is_word};
@@ -42,9 +43,9 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         }
     }
     if let Some((user, password)) = credentials {
-        authenticate(cx, user, password)?;
+        authenticate(cx, args, user, password)?;
     }
-    if !cx.session.authenticated && cx.worker.settings().requirepass.is_some() {
+    if !cx.session.authenticated && cx.node.accounts.needs_password() {
         return Err(NOT_AUTHENTICATED.into());
     }
     if let Some(name) = name {
@@ -103,33 +104,34 @@ fn answer(cx: &mut Call<'_>) {
 /// `AUTH [username] password`
 pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     match args.len() {
-        2 if cx.worker.settings().requirepass.is_none() => {
+        2 if cx.node.accounts.default_account().user().nopass => {
             return Err(NO_PASSWORD_SET.into());
         }
-        2 => authenticate(cx, b"default", arg(args, 1)?)?,
-        3 => authenticate(cx, arg(args, 1)?, arg(args, 2)?)?,
+        2 => authenticate(cx, args, b"default", arg(args, 1)?)?,
+        3 => authenticate(cx, args, arg(args, 1)?, arg(args, 2)?)?,
         _ => return Err(error::SYNTAX.into()),
     }
     cx.out.ok();
     Ok(())
 }
 
-/// Checks a password. If it is wrong, the connection stays as it was.
-fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> CallOutcome {
-    let settings = cx.worker.settings();
-    let right = match &settings.requirepass {
-        None => true,
-        Some(wanted) => same_secret(wanted.as_bytes(), password),
-    };
+/// Logs the connection in, if the password is right; otherwise it stays as it was.
+fn authenticate(cx: &mut Call<'_>, args: Args<'_>, user: &[u8], password: &[u8]) -> CallOutcome {
     let session = &mut *cx.session;
-    if user != b"default" || !right {
+    let Some(account) = cx.node.accounts.log_in(user, password) else {
         cx.node.clients.refusals.wrong_password(&session.client.addr);
         session.penalty = Some(penalty(session.wrong_passwords));
         session.wrong_passwords = session.wrong_passwords.saturating_add(1);
+        let context = match session.in_exec {
+            true => DenialContext::Multi,
+            false => DenialContext::TopLevel,
+        };
+        let object = args.get(0).unwrap_or_default();
+        let access = DeniedAccess::new(DenialReason::Auth, context, object, user);
+        cx.node.log_denial(access, 1, Some(&session.client), &cx.worker.settings());
         return Err(WRONG_PASS.into());
-    }
-    session.authenticated = true;
-    session.wrong_passwords = 0;
+    };
+    session.log_in(account);
     cx.node.clients.befriend(&session.client);
     Ok(())
 }
@@ -138,16 +140,6 @@ fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> CallOutcome 
 /// guessing. Other connections are not affected.
 fn penalty(before: u32) -> Duration {
     (FIRST_PENALTY * 2_u32.pow(before.min(10))).min(MAX_PENALTY)
-}
-
-/// Compares in a time that does not depend on the position of the first difference.
-fn same_secret(wanted: &[u8], given: &[u8]) -> bool {
-    let mut difference = wanted.len() ^ given.len();
-    for (at, byte) in given.iter().enumerate() {
-        let other = wanted.get(at % wanted.len().max(1)).copied().unwrap_or(0);
-        difference |= usize::from(byte ^ other);
-    }
-    difference == 0
 }
 
 /// Parses the name of a connection, which may be empty.

@@ -77,8 +77,9 @@ fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `RESET`
 fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let authenticated = cx.worker.settings().requirepass.is_none();
-    cx.session.reset(authenticated);
+    let accounts = &cx.node.accounts;
+    let authenticated = !accounts.needs_password();
+    cx.session.reset(accounts.default_account().clone(), authenticated);
     if !authenticated {
         cx.node.clients.estrange(&cx.session.client, cx.node.clock.now_ms());
     }

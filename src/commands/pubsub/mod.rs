@@ -6,7 +6,7 @@ mod subscribe;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use crate::unit::{Published, Unit, UnitOutcome};
-use flagstone_commands::{CommandFlags, Ctx, Group, KeySpec, arg, flag, key};
+use flagstone_commands::{Channels, CommandFlags, Ctx, Group, KeySpec, arg, flag, key};
 use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
@@ -54,6 +54,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Sends a message to a channel.",
         arity: 3,
         flags: PUBLISHES,
+        channels: Channels::First,
         run: Handler::Either {
             alone: publish,
             in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, false),
@@ -69,6 +70,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: PUBLISHES,
         keys: &[KeySpec::one(1, key!(NOT_KEY))],
+        channels: Channels::First,
         run: Handler::Either {
             alone: spublish,
             in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, true),
@@ -83,6 +85,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to channels.",
         arity: -2,
         flags: SUBSCRIBES,
+        channels: Channels::All,
         run: Handler::Session(subscribe::subscribe),
         ..Spec::NEW
     },
@@ -94,6 +97,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to all channels that match patterns.",
         arity: -2,
         flags: SUBSCRIBES,
+        channels: Channels::Patterns,
         run: Handler::Session(subscribe::psubscribe),
         ..Spec::NEW
     },
@@ -106,6 +110,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: SUBSCRIBES,
         keys: &[KeySpec::to_end(1, 1, key!(NOT_KEY))],
+        channels: Channels::All,
         run: Handler::Session(subscribe::ssubscribe),
         ..Spec::NEW
     },

@@ -1,23 +1,16 @@
 //! COMMAND: describes the server's commands from their declarations.
 
 use super::docs;
-use crate::command::{Command, Route, registry};
+use crate::command::{Command, registry};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
 use flagstone_commands::{
-    Begin, Categories, Find, Group, KeyFlags, KeySpec, acl, arg, error, flag, is_word, key,
+    Begin, Categories, Find, Group, KeyAccess, KeyFlags, KeySpec, acl, arg, error, flag, is_word,
+    key,
 };
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
-
-/// Returns the command with a name, or the subcommand with a name "container|name".
-pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
-    match name.iter().position(|&byte| byte == b'|') {
-        None => registry::lookup(name),
-        Some(at) => registry::lookup(&name[..at])?.subcommand(&name[at + 1..]),
-    }
-}
 
 /// `COMMAND`
 pub(super) fn all(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
@@ -42,7 +35,7 @@ fn info(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     }
     cx.out.array(args.len() - 2);
     for name in args.iter().skip(2) {
-        match find(name) {
+        match registry::by_full_name(name) {
             Some(command) => describe(cx.out, command),
             None => cx.out.null(),
         }
@@ -196,20 +189,12 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
     if !spec.arity_allows(inner.len()) {
         return Err("ERR Invalid number of arguments specified for command".into());
     }
-    let mut found = Vec::new();
-    for keys in spec.keys.iter().filter(|keys| !keys.flags.contains(key!(NOT_KEY))) {
-        let mut indices = Vec::new();
-        if keys.find(inner, &mut indices).is_none() {
-            return Err("ERR Invalid arguments specified for command".into());
-        }
-        let flags = precise_flags(spec, keys.flags, inner);
-        found.extend(indices.into_iter().map(|index| (index, flags)));
-    }
+    let found = spec.key_accesses(inner).unwrap_or_default();
     if found.is_empty() && !spec.has(flag!(NO_MANDATORY_KEYS)) {
         return Err("ERR Invalid arguments specified for command".into());
     }
     out.array(found.len());
-    for (index, flags) in found {
+    for KeyAccess { index, flags } in found {
         if with_flags {
             out.array(2);
         }
@@ -219,27 +204,6 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
         }
     }
     Ok(())
-}
-
-/// Returns the flags of a key, which may depend on the arguments.
-fn precise_flags(
-    spec: &flagstone_commands::Spec<Route>,
-    flags: KeyFlags,
-    args: Args<'_>,
-) -> KeyFlags {
-    if !flags.contains(key!(VARIABLE_FLAGS)) {
-        return flags;
-    }
-    let has = |word: &str| args.iter().skip(3).any(|arg| is_word(arg, word));
-    match spec.name {
-        "set" if has("get") => key!(RW | ACCESS | UPDATE),
-        "set" => key!(OW | UPDATE),
-        "bitfield" if !args.iter().skip(2).any(|a| is_word(a, "set") || is_word(a, "incrby")) => {
-            key!(RO | ACCESS)
-        }
-        "bitfield" => key!(RW | ACCESS | UPDATE),
-        _ => flags,
-    }
 }
 
 /// `COMMAND HELP`

@@ -1,6 +1,7 @@
 //! CONFIG: shows, changes and rewrites the configuration.
 
 use super::ADMIN;
+use crate::acl::quoted_rules;
 use crate::commands::{Handler, Spec};
 use crate::config::{Change, set_failed};
 use crate::log;
@@ -43,7 +44,13 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             tracing::warn!("CONFIG SET: {notice}");
         }
         let syncs = change.changed.contains(&"appendfsync");
+        let password = change.changed.contains(&"requirepass");
         node.config.commit(change);
+        if password {
+            let settings = node.config.settings();
+            let password = settings.requirepass.as_deref().map(str::as_bytes);
+            node.accounts.set_default_password(password);
+        }
         if syncs {
             node.apply_appendfsync();
         }
@@ -99,7 +106,15 @@ fn resetstat<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 
 /// `CONFIG REWRITE`
 fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.node.config.rewrite()?;
+    let settings = cx.node.config.settings();
+    // With a file of users, the configuration has none.
+    let accounts = match settings.aclfile {
+        Some(_) => Vec::new(),
+        None => cx.node.accounts.all(),
+    };
+    let users: Vec<String> =
+        accounts.iter().map(|account| quoted_rules(&account.name, &account.user())).collect();
+    cx.node.config.rewrite_with_users(Some(&users))?;
     cx.out.ok();
     Ok(())
 }

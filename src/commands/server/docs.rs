@@ -49,7 +49,7 @@ pub(super) fn docs(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let commands: Vec<&Command> = if args.len() == 2 {
         registry::all().iter().collect()
     } else {
-        args.iter().skip(2).filter_map(super::command::find).collect()
+        args.iter().skip(2).filter_map(registry::by_full_name).collect()
     };
     document(cx.out, commands.into_iter());
     Ok(())

@@ -1,7 +1,6 @@
 //! LATENCY: events that took long, and the distribution of the time of commands.
 
 use super::ADMIN;
-use super::command::find;
 use super::latency_report::{doctor_text, graph_text};
 use crate::command::{Command, registry};
 use crate::commands::{Handler, Spec};
@@ -89,7 +88,7 @@ fn histogram(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let found: Vec<(&Command, Times)> = match args.len() {
         2 => registry::every().filter_map(of).collect(),
         _ => {
-            let named = args.iter().skip(2).filter_map(find);
+            let named = args.iter().skip(2).filter_map(registry::by_full_name);
             named.flat_map(|c| std::iter::once(c).chain(&c.subcommands)).filter_map(of).collect()
         }
     };

@@ -106,8 +106,11 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome 
     let mut missed = Vec::new();
     for part in parts() {
         cx.db = part.db;
-        let ran = unit.run_part(cx, part.command, part.args);
-        if shows && !part.command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
+        // The user's rights may have changed since the command was queued.
+        let admitted = unit.admit_queued(part.command, part.args);
+        let is_admitted = admitted.is_ok();
+        let ran = admitted.and_then(|()| unit.run_part(cx, part.command, part.args));
+        if shows && is_admitted && !part.command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
             unit.effects().show(cx.db, false, part.args);
         }
         match ran {

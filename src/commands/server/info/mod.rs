@@ -5,6 +5,7 @@ mod own;
 mod sections;
 
 use super::latency::times_of;
+use crate::acl::DenialReason;
 use crate::command::registry;
 use crate::node::{Counters, Node, WorkerStats};
 use crate::process;
@@ -45,7 +46,7 @@ const SECTIONS: &[(&str, bool)] = &[
 ];
 
 /// Fields of section "stats" that count mechanisms which this server does not have.
-const ABSENT: [&str; 18] = [
+const ABSENT: [&str; 15] = [
     "active_defrag_hits",
     "active_defrag_misses",
     "active_defrag_key_hits",
@@ -61,9 +62,6 @@ const ABSENT: [&str; 18] = [
     "io_threaded_total_prefetch_entries",
     "reply_buffer_shrinks",
     "reply_buffer_expands",
-    "acl_access_denied_cmd",
-    "acl_access_denied_key",
-    "acl_access_denied_channel",
 ];
 
 /// Number of keys and of expiries for each database.
@@ -470,6 +468,10 @@ impl Page<'_> {
                 "client_output_buffer_limit_disconnections",
                 &self.node.clients.too_slow.load(Ordering::Relaxed),
             ),
+            ("acl_access_denied_auth", &self.node.denials.denied(DenialReason::Auth)),
+            ("acl_access_denied_cmd", &self.node.denials.denied(DenialReason::Command)),
+            ("acl_access_denied_key", &self.node.denials.denied(DenialReason::Key)),
+            ("acl_access_denied_channel", &self.node.denials.denied(DenialReason::Channel)),
         ]);
     }
 

@@ -1,0 +1,105 @@
+//! The access of a command to keys and channels, as COMMAND GETKEYSANDFLAGS shows it and as access
+//! control asks for it.
+
+use crate::{KeyAccess, KeyFlags, KeySpec, Runner, Spec, key};
+use flagstone_wire::resp::Args;
+
+impl<R: Runner> Spec<R> {
+    /// Returns the keys in `args` with the access to them; `None` if the arguments do not fit the
+    /// key specs.
+    pub fn key_accesses(&self, args: Args<'_>) -> Option<Vec<KeyAccess>> {
+        let mut found = Vec::new();
+        self.key_specs().try_for_each(|keys| self.add_accesses(keys, args, &mut found))?;
+        Some(found)
+    }
+
+    /// Returns the access to every key in `args` that the command may use: those of the key specs
+    /// that the arguments fit, and those that no key spec covers.
+    pub fn all_key_accesses(&self, args: Args<'_>) -> Vec<KeyAccess> {
+        let mut found = Vec::new();
+        self.key_specs().for_each(|keys| {
+            let _ = self.add_accesses(keys, args, &mut found);
+        });
+        // The commands that it runs are asked for themselves.
+        if let Some(elsewhere) = self.other_db.filter(|_| !self.runs_others()) {
+            let known: Vec<_> =
+                found.iter().filter_map(|access| Some((0, args.get(access.index)?))).collect();
+            for (_, key) in elsewhere(args, 0, &known) {
+                if known.iter().all(|(_, other)| *other != key)
+                    && let Some(index) = (1..args.len()).find(|at| args.get(*at) == Some(key))
+                {
+                    found.push(KeyAccess { index, flags: key!(OW | UPDATE) });
+                }
+            }
+        }
+        found
+    }
+
+    /// Appends the keys of a key spec; `None` if the arguments do not fit.
+    fn add_accesses(
+        &self,
+        keys: &KeySpec,
+        args: Args<'_>,
+        found: &mut Vec<KeyAccess>,
+    ) -> Option<()> {
+        let mut indices = Vec::new();
+        keys.find(args, &mut indices)?;
+        let flags = self.access_flags(keys, args);
+        found.extend(indices.into_iter().map(|index| KeyAccess { index, flags }));
+        Some(())
+    }
+
+    /// Returns the access to the keys of a key spec.
+    pub fn access_flags(&self, keys: &KeySpec, args: Args<'_>) -> KeyFlags {
+        match self.key_access {
+            Some(find) if keys.flags.contains(key!(VARIABLE_FLAGS)) => find(args),
+            _ => keys.flags,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FAMILIES;
+    use crate::registry::Registry;
+    use flagstone_wire::resp::OwnedArgs;
+
+    /// Returns the keys of a command line as `key:flags`.
+    fn accesses(line: &str) -> Vec<String> {
+        let registry = Registry::new(FAMILIES.iter().copied().flatten());
+        let args: OwnedArgs = line.split(' ').collect();
+        let args = args.args();
+        let found = registry.resolve(args).unwrap().spec.all_key_accesses(args);
+        let shown = |access: &KeyAccess| {
+            let key = String::from_utf8_lossy(args.get(access.index).unwrap()).into_owned();
+            let flags: Vec<_> = access.flags.iter_names().map(|(name, _)| name).collect();
+            format!("{key}:{}", flags.join("+"))
+        };
+        found.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn access_depends_on_the_arguments() {
+        assert_eq!(accesses("set k v"), ["k:OW+update"]);
+        assert_eq!(accesses("set k v px 5 GeT"), ["k:RW+access+update"]);
+        assert_eq!(accesses("bitfield k"), ["k:RO+access"]);
+        assert_eq!(accesses("bitfield k get u8 0"), ["k:RO+access"]);
+        assert_eq!(accesses("bitfield k get u8 0 set u8 0 1"), ["k:RW+access+update"]);
+        assert_eq!(accesses("bitfield k overflow fail"), ["k:RO+access"]);
+        assert_eq!(accesses("bitfield k nonsense"), ["k:RW+access+update"]);
+    }
+
+    #[test]
+    fn keys_that_no_key_spec_covers_are_found() {
+        assert_eq!(
+            accesses("georadius k 0 0 1 km store a storedist b store c"),
+            ["k:RO+access", "a:OW+update", "b:OW+update", "c:OW+update"]
+        );
+        assert_eq!(accesses("sort k by store store a store b"), ["k:RO+access", "b:OW+update"]);
+        assert_eq!(accesses("move k 1").len(), 1);
+        assert_eq!(accesses("copy a b db 1").len(), 2);
+        assert_eq!(accesses("pfmerge k"), ["k:RW+access+insert"]);
+        assert_eq!(accesses("zunionstore k 9 a"), ["k:OW+update"]);
+    }
+}
