@@ -12,10 +12,13 @@ use crate::config::{Compression, Config, Settings};
 use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket};
 use crate::log;
-use crate::node::{Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, sync_mode};
+use crate::node::{
+    Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, Surroundings, sync_mode,
+};
 use crate::open_files;
 use crate::routing;
-use crate::signals::{self, Stops};
+use crate::signals::{self, Reloads, Stops};
+use crate::tls::{self, TlsServer, TlsSlot};
 use crate::worker::{Inbox, Mailbox, Peers, Worker, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
@@ -50,6 +53,7 @@ pub struct Prepared {
     config: Arc<Config>,
     accounts: Arc<Accounts>,
     options: OpenOptions,
+    tls: Option<TlsServer>,
 }
 
 /// Begins to log, and checks everything for which the configuration can be refused.
@@ -72,7 +76,8 @@ pub fn prepare(config: Config) -> Result<Prepared> {
     let accounts = load_accounts(&config, Budget::new(&settings).users)
         .map_err(anyhow::Error::msg)
         .context("users of access control")?;
-    Ok(Prepared { config: Arc::new(config), accounts: Arc::new(accounts), options })
+    let tls = tls::load(&settings)?;
+    Ok(Prepared { config: Arc::new(config), accounts: Arc::new(accounts), options, tls })
 }
 
 /// Lowers `maxclients` to fit the limit of open files.
@@ -92,7 +97,7 @@ fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
 /// # Errors
 /// It could not start, or not store everything at the shutdown.
 pub fn run(prepared: Prepared) -> Result<()> {
-    let Prepared { config, accounts, options } = prepared;
+    let Prepared { config, accounts, options, tls } = prepared;
     signals::ignore_stray();
     let settings = config.settings();
     let background = Builder::new_multi_thread()
@@ -103,6 +108,12 @@ pub fn run(prepared: Prepared) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the background runtime")?;
+    let handshakes = Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("handshakes")
+        .enable_all()
+        .build()
+        .context("starting the runtime of handshakes")?;
     // Open before the data is loaded, which may take long.
     let http = HttpPort::open(&config, &accounts)?;
     let clock = Clock::default();
@@ -113,8 +124,13 @@ pub fn run(prepared: Prepared) -> Result<()> {
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;
-    let served =
-        serve((&config, accounts), &settings, (opened, archive), clock, (&background, http));
+    let surroundings = Surroundings {
+        background: background.handle().clone(),
+        handshakes: handshakes.handle().clone(),
+        tls: Arc::new(TlsSlot::new(tls)),
+    };
+    let served = serve((&config, accounts), surroundings, (opened, archive), clock, (&background, http));
+    handshakes.shutdown_background();
     background.shutdown_timeout(DRAIN);
     served
 }
@@ -172,11 +188,12 @@ fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> C
 
 fn serve(
     (config, accounts): (&Arc<Config>, Arc<Accounts>),
-    settings: &Arc<Settings>,
+    surroundings: Surroundings,
     (mut opened, archive): (Directory, Place),
     clock: Clock,
     (background, http): (&tokio::runtime::Runtime, Option<HttpPort>),
 ) -> Result<()> {
+    let settings = &config.settings();
     let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
@@ -191,7 +208,7 @@ fn serve(
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         libraries: std::mem::take(&mut opened.libraries),
-        background: background.handle().clone(),
+        surroundings,
     });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
     node.start.replayed = opened.replayed;
@@ -204,6 +221,7 @@ fn serve(
     let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
     // Before anything announces that the server is ready.
     let mut stops = background.block_on(async { Stops::catch() });
+    background.spawn(serve_reloads(node.clone()));
     let mut threads = Vec::with_capacity(total);
     let mut sockets = sockets.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
@@ -265,6 +283,22 @@ async fn serve_changes(mut listening: Listening, node: Arc<Node>, peers: Arc<Pee
         let changed = listening.change(settings, &peers, accept_from).await;
         // The caller may have ended.
         let _ = done.send(changed.map_err(|error| format!("{error:#}")));
+    }
+}
+
+/// Loads certificates anew at each SIGHUP. The log needs nothing: its file is opened for each line.
+async fn serve_reloads(node: Arc<Node>) {
+    let Some(mut reloads) = Reloads::catch() else { return };
+    while reloads.next().await {
+        let _alone = node.configuring.lock().await;
+        match tls::load(&node.config.settings()) {
+            Ok(loaded) => {
+                let what = if loaded.is_some() { ": certificates are loaded anew" } else { "" };
+                node.tls.replace(loaded);
+                tracing::info!("SIGHUP{what}");
+            }
+            Err(error) => tracing::error!("SIGHUP: the old certificates stay: {error}"),
+        }
     }
 }
 

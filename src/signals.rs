@@ -10,12 +10,34 @@ const SAME: Duration = Duration::from_secs(1);
 
 /// Ignores signals that would end the process in the middle of its work: when its terminal is
 /// closed, when a reader of its output ends, when a file reaches the system's maximum size (the
-/// write fails then), and when a log rotation notifies it needlessly.
+/// write fails then), and, until [`Reloads`] are
+/// caught, when a log rotation notifies it.
 pub fn ignore_stray() {
     let stray = [libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGUSR1, libc::SIGUSR2];
     for number in stray {
         // SAFETY: SIG_IGN runs no code of ours.
         unsafe { libc::signal(number, libc::SIG_IGN) };
+    }
+}
+
+/// SIGHUP, which asks for certificates and the log's file to be opened anew.
+pub struct Reloads(Signal);
+
+impl Reloads {
+    /// Catches the signal. To be called within a Tokio runtime.
+    pub fn catch() -> Option<Self> {
+        match signal(SignalKind::hangup()) {
+            Ok(signal) => Some(Self(signal)),
+            Err(error) => {
+                tracing::warn!(%error, "SIGHUP cannot be caught; use CONFIG SET");
+                None
+            }
+        }
+    }
+
+    /// Waits for the next one; returns false if there will be none.
+    pub async fn next(&mut self) -> bool {
+        self.0.recv().await.is_some()
     }
 }
 

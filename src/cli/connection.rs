@@ -1,8 +1,9 @@
 //! A client connection to a running server.
 
+use super::link::Link;
+use crate::tls::{self, TlsClientOptions};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufReader, BufWriter, Read, Write};
-use std::net::TcpStream;
 
 /// Bytes that are read and written at a time.
 const BUFFER_LEN: usize = 64 << 10;
@@ -20,12 +21,36 @@ pub(super) struct Server {
     /// Port of the server
     #[arg(short, long, default_value_t = 6379)]
     port: u16,
+    /// Unix socket of the server, in place of host and port
+    #[arg(short, long, value_name = "PATH")]
+    socket: Option<String>,
     /// User to log in as
     #[arg(long)]
     user: Option<String>,
     /// Password to log in with
     #[arg(short = 'a', long, env = "REDISCLI_AUTH", hide_env_values = true)]
     pass: Option<String>,
+    /// Speak TLS
+    #[arg(long)]
+    tls: bool,
+    /// Authorities that may vouch for the server; without, those of the system
+    #[arg(long, value_name = "FILE")]
+    cacert: Option<String>,
+    /// Directory with such files
+    #[arg(long, value_name = "DIR")]
+    cacertdir: Option<String>,
+    /// Certificate to log in with
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<String>,
+    /// Private key of that certificate
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<String>,
+    /// Name that the server's certificate has to have; without, the host
+    #[arg(long, value_name = "NAME")]
+    sni: Option<String>,
+    /// Trust any certificate
+    #[arg(long)]
+    insecure: bool,
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
@@ -34,13 +59,26 @@ pub(super) struct Server {
 /// A server's address, and how to log in.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Address {
-    host: String,
-    port: u16,
+    place: ServerPlace,
     user: Option<String>,
     pass: Option<String>,
     /// The database that a URI names.
     pub(super) database: Option<u64>,
+    tls: TlsClientOptions,
+    /// Name that the server's certificate has to have, if it is not that of the host.
+    sni: Option<String>,
 }
+
+/// Where a server is.
+#[derive(Debug, PartialEq, Eq)]
+enum ServerPlace {
+    Tcp { host: String, port: u16, is_secure: bool },
+    Unix(String),
+}
+
+/// The form of URIs.
+const FORM: &str = "redis://[[user]:password@]host[:port][/database], rediss://… for TLS, or \
+    unix://[[user]:password@]/path[?db=database]";
 
 impl Server {
     /// Returns the address: that of the URI if there is one, else that of the options.
@@ -48,33 +86,54 @@ impl Server {
     /// # Errors
     /// If the URI is invalid.
     pub(super) fn address(&self, uri: Option<&str>) -> Result<Address> {
-        let Some(uri) = uri else {
-            return Ok(Address {
-                host: self.host.clone(),
-                port: self.port,
-                user: self.user.clone(),
-                pass: self.pass.clone(),
-                database: None,
-            });
-        };
-        let mut address = Address::parse(uri).with_context(|| {
-            format!("'{uri}' is not of the form redis://[[user]:password@]host[:port][/database]")
-        })?;
+        let mut address = match uri {
+            // The URI may have a password.
+            Some(uri) => {
+                Address::parse(uri).with_context(|| format!("it is not of the form {FORM}"))
+            }
+            None => Ok(self.own()),
+        }?;
+        if let ServerPlace::Tcp { is_secure, .. } = &mut address.place {
+            *is_secure |= self.tls;
+        }
         address.user = address.user.or_else(|| self.user.clone());
         address.pass = address.pass.or_else(|| self.pass.clone());
+        address.sni.clone_from(&self.sni);
+        address.tls = TlsClientOptions {
+            cacert: self.cacert.clone(),
+            cacertdir: self.cacertdir.clone(),
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            insecure: self.insecure,
+        };
         Ok(address)
+    }
+
+    /// Returns the address that the options name.
+    fn own(&self) -> Address {
+        Address::at(match &self.socket {
+            Some(path) => ServerPlace::Unix(path.clone()),
+            None => ServerPlace::Tcp { host: self.host.clone(), port: self.port, is_secure: false },
+        })
     }
 }
 
 impl Address {
+    fn at(place: ServerPlace) -> Self {
+        let tls = TlsClientOptions::default();
+        Self { place, user: None, pass: None, database: None, tls, sni: None }
+    }
+
     fn parse(uri: &str) -> Result<Self> {
-        let rest = uri.strip_prefix("redis://").context("it does not begin with redis://")?;
+        let (scheme, rest) = uri.split_once("://").context("it has no scheme")?;
+        let is_secure = match scheme {
+            "redis" | "valkey" => false,
+            "rediss" | "valkeys" => true,
+            "unix" => return Self::parse_unix(rest),
+            _ => bail!("its scheme is neither redis nor rediss nor unix"),
+        };
         let (login, rest) = rest.rsplit_once('@').map_or((None, rest), |(l, r)| (Some(l), r));
         let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
-        let (user, pass) = match login.map(|login| login.split_once(':').unwrap_or(("", login))) {
-            None => (None, None),
-            Some((user, pass)) => (Some(decoded(user)?), Some(decoded(pass)?)),
-        };
         let (host, port) = match place.rsplit_once(':') {
             // An IPv6 address without a port.
             Some((_, port)) if port.ends_with(']') => (place, ""),
@@ -84,11 +143,49 @@ impl Address {
         let port = if port.is_empty() { 6379 } else { port.parse().context("the port")? };
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { "127.0.0.1" } else { host }.to_owned();
-        let database = match database {
-            "" => None,
-            database => Some(database.parse().context("the database")?),
+        let mut address = Self::at(ServerPlace::Tcp { host, port, is_secure }).with_login(login)?;
+        if !database.is_empty() {
+            address.database = Some(database.parse().context("the database")?);
+        }
+        Ok(address)
+    }
+
+    fn parse_unix(rest: &str) -> Result<Self> {
+        let (login, rest) = match rest.split_once('/') {
+            Some(("", _)) => (None, rest),
+            Some((login, _)) => {
+                let login = login.strip_suffix('@').context("the path")?;
+                (Some(login), &rest[login.len() + 1..])
+            }
+            None => bail!("it has no path"),
         };
-        Ok(Address { host, port, user: user.filter(|user| !user.is_empty()), pass, database })
+        let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut address = Self::at(ServerPlace::Unix(decoded(path)?)).with_login(login)?;
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let database = option.strip_prefix("db=").context("there is no option but db")?;
+            address.database = Some(database.parse().context("the database")?);
+        }
+        Ok(address)
+    }
+
+    fn with_login(mut self, login: Option<&str>) -> Result<Self> {
+        if let Some((user, pass)) = login.map(|login| login.split_once(':').unwrap_or(("", login)))
+        {
+            self.user = Some(decoded(user)?).filter(|user| !user.is_empty());
+            self.pass = Some(decoded(pass)?);
+        }
+        Ok(self)
+    }
+
+    fn link(&self) -> Result<Link> {
+        match &self.place {
+            ServerPlace::Unix(path) => Link::unix(path),
+            ServerPlace::Tcp { host, port, is_secure: false } => Link::tcp(host, *port),
+            ServerPlace::Tcp { host, port, is_secure: true } => {
+                let name = self.sni.as_ref().unwrap_or(host);
+                Link::tls(host, *port, tls::client(&self.tls)?, name)
+            }
+        }
     }
 
     /// Connects and logs in.
@@ -96,13 +193,10 @@ impl Address {
     /// # Errors
     /// If there is no such server, or it refuses.
     pub(super) fn connect(&self) -> Result<ServerConnection> {
-        let (host, port) = (&self.host, self.port);
-        let stream = TcpStream::connect((host.as_str(), port))
-            .with_context(|| format!("no connection to {host}:{port}"))?;
-        stream.set_nodelay(true).context("the connection's options")?;
+        let link = self.link()?;
         let mut connection = ServerConnection {
-            input: BufReader::with_capacity(BUFFER_LEN, stream.try_clone()?),
-            output: BufWriter::with_capacity(BUFFER_LEN, stream),
+            input: BufReader::with_capacity(BUFFER_LEN, link.clone()),
+            output: BufWriter::with_capacity(BUFFER_LEN, link),
         };
         if let Some(pass) = &self.pass {
             let mut login = vec![&b"AUTH"[..]];
@@ -184,8 +278,8 @@ pub(super) struct ServerConnection {
     pub(super) output: Output,
 }
 
-pub(super) type Input = BufReader<TcpStream>;
-pub(super) type Output = BufWriter<TcpStream>;
+pub(super) type Input = BufReader<Link>;
+pub(super) type Output = BufWriter<Link>;
 
 impl ServerConnection {
     /// Runs one command.
@@ -315,13 +409,20 @@ fn read_bulk(input: &mut Input, len: u64) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn address(host: &str, port: u16, login: (&str, &str), database: Option<u64>) -> Address {
+    fn with(place: ServerPlace, login: (&str, &str), database: Option<u64>) -> Address {
         let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        Address { host: host.into(), port, user: text(login.0), pass: text(login.1), database }
+        Address { user: text(login.0), pass: text(login.1), database, ..Address::at(place) }
+    }
+
+    fn address(host: &str, port: u16, login: (&str, &str), database: Option<u64>) -> Address {
+        with(ServerPlace::Tcp { host: host.into(), port, is_secure: false }, login, database)
     }
 
     #[test]
     fn uris_are_read_as_redis_cli_does() {
+        let secure =
+            |host: &str, port| ServerPlace::Tcp { host: host.into(), port, is_secure: true };
+        let unix = |path: &str| ServerPlace::Unix(path.into());
         for (uri, expected) in [
             ("redis://", address("127.0.0.1", 6379, ("", ""), None)),
             ("redis://h", address("h", 6379, ("", ""), None)),
@@ -330,10 +431,24 @@ mod tests {
             ("redis://:p%40x@h/3", address("h", 6379, ("", "p@x"), Some(3))),
             ("redis://u:p@[::1]:7", address("::1", 7, ("u", "p"), None)),
             ("redis://[::1]", address("::1", 6379, ("", ""), None)),
+            ("valkey://h", address("h", 6379, ("", ""), None)),
+            ("rediss://u:p@h:7/2", with(secure("h", 7), ("u", "p"), Some(2))),
+            ("unix:///run/f.sock", with(unix("/run/f.sock"), ("", ""), None)),
+            ("unix://u:p@/run/f.sock?db=4", with(unix("/run/f.sock"), ("u", "p"), Some(4))),
+            ("unix://:p@/a%20b", with(unix("/a b"), ("", "p"), None)),
         ] {
             assert_eq!(Address::parse(uri).unwrap(), expected, "{uri}");
         }
-        for wrong in ["h:1", "rediss://h", "redis://h:x", "redis://h/x", "redis://a%4@h"] {
+        for wrong in [
+            "h:1",
+            "http://h",
+            "redis://h:x",
+            "redis://h/x",
+            "redis://a%4@h",
+            "unix://run/f.sock",
+            "unix://",
+            "unix:///run?x=1",
+        ] {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -42,7 +42,7 @@ pub(super) struct ExportArguments {
         long,
         short = 'u',
         visible_alias = "uri",
-        value_name = "redis://[[user]:password@]host[:port][/database]"
+        value_name = "redis[s]://[[user]:password@]host[:port][/database]|unix:///path"
     )]
     from: Option<String>,
     #[command(flatten)]

@@ -13,6 +13,7 @@ mod check;
 mod connection;
 mod export;
 mod import;
+mod link;
 mod pipeline;
 mod progress;
 mod reshard;

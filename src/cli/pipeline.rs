@@ -3,10 +3,10 @@
 //! A separate thread reads the replies, so that neither side waits for the other to read.
 
 use super::connection::{self, Input, Output, Reply, ServerConnection};
+use super::link::Link;
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
 use std::io::Write;
-use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -86,7 +86,7 @@ impl Shared {
 /// A connection that sends commands ahead of their replies.
 pub(super) struct Pipeline {
     output: Output,
-    socket: TcpStream,
+    link: Link,
     shared: Arc<Shared>,
     reader: Option<JoinHandle<()>>,
 }
@@ -98,13 +98,13 @@ impl Pipeline {
     /// If no thread can be started.
     pub(super) fn new(connection: ServerConnection) -> Result<Self> {
         let ServerConnection { input, output } = connection;
-        let socket = output.get_ref().try_clone()?;
+        let link = output.get_ref().clone();
         let shared = Arc::new(Shared::default());
         let for_reader = Arc::clone(&shared);
         let reader = std::thread::Builder::new()
             .name("replies".to_owned())
             .spawn(move || read_replies(input, &for_reader))?;
-        Ok(Pipeline { output, socket, shared, reader: Some(reader) })
+        Ok(Pipeline { output, link, shared, reader: Some(reader) })
     }
 
     /// Sends a command, once there is room for it.
@@ -227,7 +227,7 @@ impl Pipeline {
 impl Drop for Pipeline {
     fn drop(&mut self) {
         // The reader ends with the connection.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        self.link.end();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }

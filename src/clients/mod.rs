@@ -5,12 +5,14 @@
 //! connections and workers share about a client: the [`Turn`] of a blocked command, the [`Watch`]
 //! of a transaction, and the count of refused clients.
 
+mod arrivals;
 mod farewell;
 mod refusals;
 mod roll;
 mod turn;
 mod watch;
 
+pub use arrivals::Arrival;
 pub use refusals::Refusals;
 pub use roll::{Clients, STRANGER_TIME};
 pub use turn::{Cancel, Ended, Turn};

@@ -12,6 +12,8 @@ const PERIOD_MS: u64 = 10_000;
 struct RefusalCount {
     times: u64,
     last: Option<PeerAddr>,
+    /// The reason for the last one, if they differ.
+    reason: String,
 }
 
 #[derive(Debug, Default)]
@@ -21,6 +23,9 @@ struct RefusalCounts {
     too_many: RefusalCount,
     unprotected: RefusalCount,
     evicted: RefusalCount,
+    handshakes: RefusalCount,
+    plain: RefusalCount,
+    secured: RefusalCount,
     logged_at_ms: u64,
 }
 
@@ -61,14 +66,35 @@ impl Refusals {
         self.count(|counts| &mut counts.evicted, addr);
     }
 
+    /// Counts a TLS handshake that failed, or was not complete in time.
+    pub fn handshake(&self, addr: &PeerAddr, reason: String) {
+        self.count(
+            |counts| {
+                counts.handshakes.reason = reason;
+                &mut counts.handshakes
+            },
+            addr,
+        );
+    }
+
+    /// Counts a client of the port for TLS that does not speak it.
+    pub fn plain_at_tls(&self, addr: &PeerAddr) {
+        self.count(|counts| &mut counts.plain, addr);
+    }
+
+    /// Counts a client that speaks TLS at a port for others.
+    pub fn tls_at_plain(&self, addr: &PeerAddr) {
+        self.count(|counts| &mut counts.secured, addr);
+    }
+
     /// Returns a line about the refusals since the last line, if one is due.
     fn due(&self, now_ms: u64) -> Option<String> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now_ms.saturating_sub(counts.logged_at_ms) < PERIOD_MS {
             return None;
         }
-        let RefusalCounts { wrong_passwords, silent, too_many, unprotected, evicted, .. } =
-            &*counts;
+        let RefusalCounts { wrong_passwords, silent, too_many, unprotected, .. } = &*counts;
+        let RefusalCounts { evicted, handshakes, plain, secured, .. } = &*counts;
         let told: Vec<String> = [
             (wrong_passwords, "wrong passwords"),
             (silent, "closed that gave no password"),
@@ -78,10 +104,15 @@ impl Refusals {
             ),
             (unprotected, "refused by protected-mode"),
             (evicted, "closed by maxmemory-clients, those that took most"),
+            (handshakes, "failed TLS handshakes"),
+            (plain, "without TLS at tls-port"),
+            (secured, "with TLS at a port without it"),
         ]
         .into_iter()
         .filter_map(|(count, what)| {
-            Some(format!("{} {what} (last: {})", count.times, count.last.as_ref()?))
+            let last = count.last.as_ref()?;
+            let reason = if count.reason.is_empty() { "" } else { ": " };
+            Some(format!("{} {what} (last: {last}{reason}{})", count.times, count.reason))
         })
         .collect();
         if told.is_empty() {
@@ -124,5 +155,9 @@ mod tests {
         let second = refusals.due(60_000).expect("a line");
         assert!(second.starts_with("1 closed by maxmemory-clients"), "{second}");
         assert_eq!(refusals.due(80_000), None);
+        refusals.handshake(&addr(1), "no certificate".to_owned());
+        refusals.handshake(&addr(2), "it takes too long".to_owned());
+        let third = refusals.due(90_000).expect("a line");
+        assert_eq!(third, "2 failed TLS handshakes (last: 10.0.0.1:2: it takes too long)");
     }
 }

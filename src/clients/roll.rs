@@ -1,5 +1,6 @@
 //! All connections of the node: admits clients, and closes them if they take too much memory.
 
+use super::arrivals::{Arrival, Arrivals, MAX_ARRIVALS};
 use super::farewell::Farewells;
 use super::{Client, ClientState, Refusals};
 use flagstone_wire::client_memory::{self, Limit};
@@ -26,11 +27,16 @@ pub struct Clients {
     strangers: AtomicUsize,
     /// Number of sockets whose clients took too much memory, and which are about to be closed.
     leaving: AtomicUsize,
+    arrivals: Arc<Arrivals>,
     farewells: Farewells,
     /// Time of the last eviction of clients.
     evicted_at_ms: AtomicU64,
     pub accepted: AtomicU64,
     pub rejected: AtomicU64,
+    /// Number of completed TLS handshakes.
+    pub handshakes: AtomicU64,
+    /// Number of TLS handshakes that failed.
+    pub failed_handshakes: AtomicU64,
     /// Number of clients closed because they did not read their replies.
     pub too_slow: AtomicU64,
     /// Number of clients closed because all together took too much memory.
@@ -50,6 +56,24 @@ impl Clients {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Takes a place for a connection that becomes a client when its handshake is complete: one of
+    /// those for clients that have to authenticate, unless there are `max` clients already. The
+    /// oldest of such connections makes room.
+    pub fn arrive(&self, max: usize) -> Option<Arrival> {
+        let map = self.map();
+        let strangers = self.strangers.load(Ordering::Relaxed);
+        let leaving = self.leaving.load(Ordering::Relaxed);
+        let arrivals = self.arrivals.len();
+        let is_full = map.len() + leaving + arrivals >= max
+            || strangers + arrivals >= max.div_ceil(STRANGERS_SHARE)
+            || arrivals >= MAX_ARRIVALS;
+        if is_full && !self.arrivals.end_oldest() {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(self.arrivals.begin())
     }
 
     /// Registers a connection, unless there are `max` already. `is_stranger`: it has to
@@ -226,6 +250,31 @@ mod tests {
         clients.close_strangers(11_000);
         let killed: Vec<_> = clients.all().iter().map(|client| client.is_killed()).collect();
         assert_eq!(killed, [false, true, true, false]);
+    }
+
+    #[test]
+    fn handshakes_take_the_places_of_strangers_and_the_oldest_makes_room() {
+        let clients = Clients::default();
+        let first = clients.arrive(4).expect("there is room");
+        let second = clients.arrive(4).expect("there is room");
+        let third = clients.arrive(4).expect("the first makes room");
+        assert_eq!(clients.arrivals.len(), 2);
+        let ended = |arrival: &Arrival| {
+            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+            std::pin::pin!(arrival.ended()).poll(&mut cx).is_ready()
+        };
+        assert!(ended(&first));
+        assert!(!ended(&second));
+        drop((first, second, third));
+        assert_eq!(clients.arrivals.len(), 0);
+        for _ in 0..2 {
+            assert!(clients.admit(4, true, client).is_some());
+        }
+        assert!(clients.arrive(4).is_none(), "strangers have their half");
+        assert_eq!(clients.rejected.load(Ordering::Relaxed), 1);
+        let many: Vec<Arrival> = (0..5000).filter_map(|_| clients.arrive(100_000)).collect();
+        assert_eq!(clients.arrivals.len(), MAX_ARRIVALS);
+        drop(many);
     }
 
     fn strict(all: u64) -> Limit {

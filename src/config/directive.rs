@@ -257,9 +257,24 @@ absent_check!(no_syslog, "no", "this server does not write to syslog: use logfil
 absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");
 absent_check!(no_insecure_api, "no", "this server does not offer deprecated functions to scripts");
 
-pub(super) fn tls_unsupported(value: &str) -> Result<(), &'static str> {
-    let off = value == "0" || value == "no";
-    if off { Ok(()) } else { Err("TLS is not supported by this server") }
+/// The reason why a key has no password.
+pub(super) const NO_KEY_PASSWORD: &str = "encrypted keys are not supported: decrypt the key (openssl pkey -in KEY -out PLAIN), and let only \
+    the server's user read it";
+
+absent_check!(no_key_password, "", NO_KEY_PASSWORD);
+
+pub(super) fn tls_protocols(value: &str) -> Result<(), &'static str> {
+    for word in value.split_whitespace() {
+        let is = |name: &str| word.eq_ignore_ascii_case(name);
+        if is("TLSv1") || is("TLSv1.1") {
+            return Err("TLSv1 and TLSv1.1 are not supported: use TLSv1.2 and TLSv1.3");
+        }
+        if !is("TLSv1.2") && !is("TLSv1.3") {
+            return Err("Invalid tls-protocols specified. Use a combination of 'TLSv1.2' and \
+                       'TLSv1.3'.");
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn rdma_unsupported(value: &str) -> Result<(), &'static str> {

@@ -46,7 +46,8 @@ const THREADS: &str = "threads are set by workers, net-workers and background-wo
 const ALLOCATOR: &str = "the allocator needs no tuning or defragmentation";
 const REPLICATION: &str = "this server does not replicate";
 const CLUSTER: &str = "this server is not a cluster node";
-const NO_TLS: &str = "this server does not speak TLS";
+const NO_OUTGOING_TLS: &str = "this server opens no TLS connections to others";
+const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
 const STDERR_LOG: &str = "the log has one format and goes to standard error or the log file";
@@ -109,7 +110,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("client-output-buffer-limit", Structured(Structure::ClientOutputBufferLimit), "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60", "class, hard bytes, soft bytes, soft seconds: when a slow reader is closed"),
     d("maxmemory-clients", AutoMemoryOrPercent, "auto", "bytes that all connections may take, or percent of maxmemory (of memory-budget where that is 0), before those that take most are closed; 0: no limit; auto: an eighth of memory-budget"),
     d("max-new-connections-per-cycle", Integer((1, 1000)), "10", "accepts per event loop turn").inert(THREADS),
-    d("max-new-tls-connections-per-cycle", Integer((1, 1000)), "1", "TLS accepts per event loop turn").inert(NO_TLS),
+    d("max-new-tls-connections-per-cycle", Integer((1, 1000)), "1", "TLS accepts per event loop turn").inert(HANDSHAKES),
     d("socket-mark-id", Integer((0, u32::MAX as i128)), "0", "mark of the listening sockets").immutable().inert("sockets carry no mark"),
     d("tracking-table-max-keys", Integer(LONG), "1000000", "keys remembered for client-side caching; 0: no limit"),
 
@@ -280,7 +281,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("cluster-announce-client-ipv4", OptionalText, "", "IPv4 address to announce to clients").check(check::ipv4).inert(CLUSTER),
     d("cluster-announce-client-ipv6", OptionalText, "", "IPv6 address to announce to clients").check(check::ipv6).inert(CLUSTER),
     d("cluster-announce-port", Integer(PORT), "0", "port to announce").inert(CLUSTER),
-    d("cluster-announce-tls-port", Integer(PORT), "0", "TLS port to announce").inert(NO_TLS),
+    d("cluster-announce-tls-port", Integer(PORT), "0", "TLS port to announce").inert(CLUSTER),
     d("cluster-announce-bus-port", Integer(PORT), "0", "bus port to announce").inert(CLUSTER),
     d("cluster-announce-hostname", OptionalText, "", "host name to announce").check(check::announced_hostname).inert(CLUSTER),
     d("cluster-announce-human-nodename", OptionalText, "", "node name to announce").check(check::announced_nodename).inert(CLUSTER),
@@ -300,26 +301,26 @@ pub(super) static TABLE: &[Directive] = &[
     d("cluster-slot-stats-enabled", YesNo, "no", "statistics per slot").inert(CLUSTER),
 
     // TLS.
-    d("tls-port", Integer(PORT), "0", "TLS port").check(check::tls_unsupported).inert(NO_TLS),
-    d("tls-cluster", YesNo, "no", "TLS on the cluster bus").check(check::tls_unsupported).inert(NO_TLS),
-    d("tls-replication", YesNo, "no", "TLS to the primary").check(check::tls_unsupported).inert(NO_TLS),
-    d("tls-auth-clients", OneOf(&["no", "yes", "optional"]), "yes", "ask clients for certificates").inert(NO_TLS),
-    d("tls-cert-file", OptionalText, "", "certificate").inert(NO_TLS),
-    d("tls-key-file", OptionalText, "", "key").inert(NO_TLS),
-    d("tls-key-file-pass", OptionalText, "", "password of the key").sensitive().inert(NO_TLS),
-    d("tls-client-cert-file", OptionalText, "", "certificate as a client").inert(NO_TLS),
-    d("tls-client-key-file", OptionalText, "", "key as a client").inert(NO_TLS),
-    d("tls-client-key-file-pass", OptionalText, "", "password of the key as a client").sensitive().inert(NO_TLS),
-    d("tls-dh-params-file", OptionalText, "", "Diffie-Hellman parameters").inert(NO_TLS),
-    d("tls-ca-cert-file", OptionalText, "", "certificate of the authority").inert(NO_TLS),
-    d("tls-ca-cert-dir", OptionalText, "", "certificates of authorities").inert(NO_TLS),
-    d("tls-protocols", OptionalText, "", "protocol versions").inert(NO_TLS),
-    d("tls-ciphers", OptionalText, "", "ciphers up to TLS 1.2").inert(NO_TLS),
-    d("tls-ciphersuites", OptionalText, "", "ciphers of TLS 1.3").inert(NO_TLS),
-    d("tls-prefer-server-ciphers", YesNo, "no", "let the server choose the cipher").inert(NO_TLS),
-    d("tls-session-caching", YesNo, "yes", "cache sessions").inert(NO_TLS),
-    d("tls-session-cache-size", Integer(INT), "20480", "sessions cached").inert(NO_TLS),
-    d("tls-session-cache-timeout", Integer(INT), "300", "seconds a session is cached").inert(NO_TLS),
+    d("tls-port", Integer(PORT), "0", "TCP port for TLS; 0: none"),
+    d("tls-cluster", YesNo, "no", "TLS on the cluster bus").inert(CLUSTER),
+    d("tls-replication", YesNo, "no", "TLS to the primary").inert(REPLICATION),
+    d("tls-auth-clients", OneOf(&["no", "yes", "optional"]), "yes", "whether a client of tls-port needs a certificate that tls-ca-cert-file or tls-ca-cert-dir vouches for; optional: it may have one"),
+    d("tls-cert-file", OptionalText, "", "certificate of the server, with those between it and its authority; PEM"),
+    d("tls-key-file", OptionalText, "", "private key of the certificate; PEM, not encrypted"),
+    d("tls-key-file-pass", OptionalText, "", "password of the key: none, as keys must not be encrypted").sensitive().check(check::no_key_password).inert(check::NO_KEY_PASSWORD),
+    d("tls-client-cert-file", OptionalText, "", "certificate as a client").inert(NO_OUTGOING_TLS),
+    d("tls-client-key-file", OptionalText, "", "key as a client").inert(NO_OUTGOING_TLS),
+    d("tls-client-key-file-pass", OptionalText, "", "password of the key as a client").sensitive().inert(NO_OUTGOING_TLS),
+    d("tls-dh-params-file", OptionalText, "", "Diffie-Hellman parameters").inert("keys are exchanged on elliptic curves only"),
+    d("tls-ca-cert-file", OptionalText, "", "certificates of the authorities that vouch for clients; PEM"),
+    d("tls-ca-cert-dir", OptionalText, "", "directory with such files"),
+    d("tls-protocols", OptionalText, "", "versions of TLS, TLSv1.2 and TLSv1.3; empty: both").check(check::tls_protocols),
+    d("tls-ciphers", OptionalText, "", "ciphers of TLS 1.2, as a list of OpenSSL; empty: all that are good"),
+    d("tls-ciphersuites", OptionalText, "", "ciphers of TLS 1.3, separated by colons; empty: all"),
+    d("tls-prefer-server-ciphers", YesNo, "no", "choose the cipher by the server's order, not by the client's"),
+    d("tls-session-caching", YesNo, "yes", "remember sessions, so that clients which return need no full handshake"),
+    d("tls-session-cache-size", Integer(INT), "20480", "sessions that are remembered; 0: as many as fit in 16 MiB"),
+    d("tls-session-cache-timeout", Integer(INT), "300", "seconds for which a session is remembered"),
 
     // RDMA.
     d("rdma-bind", Structured(Structure::Bind), "", "RDMA addresses").check(check::rdma_unsupported).inert(NO_RDMA),

@@ -38,6 +38,7 @@ pub use parse::{quote_into, split_bytes, split_words};
 pub use settings::{
     AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, LogLimit, MaxmemoryPolicy,
     OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
+    TlsClientAuth, TlsSettings,
 };
 
 /// The server's configuration, shared by all threads.
@@ -69,6 +70,8 @@ pub struct Change {
     values: Values,
     /// The settings after the change.
     pub settings: Arc<Settings>,
+    /// The directives that the command names.
+    pub named: Vec<&'static str>,
     /// The directives whose values change.
     pub changed: Vec<&'static str>,
     /// Notices of values without effect, to be logged.
@@ -245,6 +248,7 @@ impl Config {
         Ok(Change {
             settings: Arc::new(Settings::read(&values, self.machine)),
             notices: load::notices(&values, is_changed),
+            named: places.iter().map(|&(index, _)| TABLE[index].name).collect(),
             changed: changed.iter().map(|&index| TABLE[index].name).collect(),
             values,
         })

@@ -131,6 +131,17 @@ choice! {
     }
 }
 choice! {
+    /// Certificates of clients.
+    TlsClientAuth {
+        /// They are not asked for.
+        No = "no",
+        /// A client needs one.
+        Yes = "yes",
+        /// A client may have one, which is checked then.
+        Optional = "optional",
+    }
+}
+choice! {
     /// Treatment of RDB files of a newer version.
     RdbVersionCheck { Strict = "strict", Relaxed = "relaxed" }
 }
@@ -195,6 +206,27 @@ pub enum ClientMemory {
     Percent(u8),
 }
 
+/// The options of TLS connections.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsSettings {
+    pub auth_clients: TlsClientAuth,
+    pub cert_file: Option<String>,
+    pub key_file: Option<String>,
+    pub ca_cert_file: Option<String>,
+    pub ca_cert_dir: Option<String>,
+    /// Versions, separated by spaces; empty: all that are supported.
+    pub protocols: String,
+    /// Ciphers of TLS 1.2, as a list of OpenSSL; empty: all that are supported.
+    pub ciphers: String,
+    /// Ciphers of TLS 1.3, separated by colons; empty: all that are supported.
+    pub ciphersuites: String,
+    pub prefer_server_ciphers: bool,
+    pub session_caching: bool,
+    /// Maximum number of remembered sessions; zero: no limit.
+    pub session_cache_size: usize,
+    pub session_cache_timeout_seconds: u64,
+}
+
 macro_rules! settings {
     ($($(#[$doc:meta])* $field:ident: $type:ty = $read:expr;)+) => {
         /// The settings that the server reads. Units are last in a name; sizes are bytes. Not
@@ -257,6 +289,9 @@ settings! {
     port: u16 = |v, _| v.number("port");
     /// Addresses as written; `*` and `-::*` mean all, a leading `-` means "may be missing".
     bind: Vec<String> = |v, _| v.text("bind").split_whitespace().map(str::to_owned).collect();
+    /// Zero: no port for TLS.
+    tls_port: u16 = |v, _| v.number("tls-port");
+    tls: TlsSettings = |v, _| tls_settings(v);
     /// Path of a Unix socket to listen on.
     unixsocket: Option<String> = |v, _| v.optional_text("unixsocket");
     /// Group of its file, by name or number; `None`: that of the process.
@@ -337,6 +372,23 @@ fn output_buffer_limits(values: &Values) -> OutputBufferLimits {
         soft_seconds: words[row * 4 + 3].parse().unwrap_or(0),
     };
     OutputBufferLimits { normal: class(0), replica: class(1), pubsub: class(2) }
+}
+
+fn tls_settings(values: &Values) -> TlsSettings {
+    TlsSettings {
+        auth_clients: values.choice("tls-auth-clients"),
+        cert_file: values.optional_text("tls-cert-file"),
+        key_file: values.optional_text("tls-key-file"),
+        ca_cert_file: values.optional_text("tls-ca-cert-file"),
+        ca_cert_dir: values.optional_text("tls-ca-cert-dir"),
+        protocols: values.text("tls-protocols").to_owned(),
+        ciphers: values.text("tls-ciphers").to_owned(),
+        ciphersuites: values.text("tls-ciphersuites").to_owned(),
+        prefer_server_ciphers: values.flag("tls-prefer-server-ciphers"),
+        session_caching: values.flag("tls-session-caching"),
+        session_cache_size: values.number("tls-session-cache-size"),
+        session_cache_timeout_seconds: values.number("tls-session-cache-timeout"),
+    }
 }
 
 fn data_settings(values: &Values) -> DataSettings {

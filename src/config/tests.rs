@@ -232,7 +232,12 @@ fn refusals_name_origin_directive_and_reason() {
         ("requirepass 'x", 1, "requirepass 'x", "Unbalanced quotes in configuration line"),
         ("requirepass a b", 1, "requirepass ***", "wrong number of arguments"),
         ("loadmodule x.so", 1, "loadmodule x.so", "modules are not supported"),
-        ("tls-port 6380", 1, "tls-port 6380", "TLS is not supported by this server"),
+        (
+            "tls-protocols TLSv1.1",
+            1,
+            "tls-protocols TLSv1.1",
+            "TLSv1 and TLSv1.1 are not supported: use TLSv1.2 and TLSv1.3",
+        ),
     ];
     for (input, line, text, reason) in cases {
         let error = refused(&["-"], input);
@@ -277,8 +282,10 @@ fn directives_that_promise_an_absent_feature_are_refused_by_name() {
         ("syslog-enabled yes", "this server does not write to syslog: use logfile"),
         ("rename-command FLUSHALL x", "commands cannot be renamed or removed in this server"),
         ("replicaof 127.0.0.1 6379", "replication is not supported by this server"),
-        ("tls-port 6380", "TLS is not supported by this server"),
-        ("tls-cluster yes", "TLS is not supported by this server"),
+        (
+            "tls-protocols SSLv3",
+            "Invalid tls-protocols specified. Use a combination of 'TLSv1.2' and 'TLSv1.3'.",
+        ),
     ];
     for (line, reason) in cases {
         let error = refused(&["-"], line);

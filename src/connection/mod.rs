@@ -16,6 +16,7 @@ mod replies;
 mod scattered;
 mod step;
 mod wire;
+mod wrong_port;
 
 use crate::clients::{Client, count};
 use crate::command::{Command, Outcome};
@@ -124,7 +125,8 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
     worker.node.clients.befriend(&client);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
     let is_greedy = client.is_greedy();
-    let Connection { stream, session, parser, buf, .. } = *connection;
+    let Connection { mut stream, session, parser, buf, .. } = *connection;
+    stream.close();
     large::free(buf);
     drop((session, parser, client));
     if is_greedy {
@@ -189,7 +191,7 @@ impl Connection {
         let mut buf = ReadBuf::new(buf);
         let polled = poll_fn(|cx| Poll::Ready(self.stream.poll_read(cx, &mut buf)));
         match polled.await {
-            Poll::Ready(read) => read.map(|()| buf.filled().len()),
+            Poll::Ready(read) => read.map(|()| self.understood(buf.filled())),
             Poll::Pending => Err(ErrorKind::WouldBlock.into()),
         }
     }

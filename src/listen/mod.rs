@@ -22,6 +22,7 @@ mod unix_socket;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Endpoint {
     Tcp(SocketAddr),
+    Tls(SocketAddr),
     /// The path of a Unix socket.
     Unix(String),
 }
@@ -29,7 +30,7 @@ pub enum Endpoint {
 impl Endpoint {
     fn addr(&self) -> Option<SocketAddr> {
         match self {
-            Self::Tcp(addr) => Some(*addr),
+            Self::Tcp(addr) | Self::Tls(addr) => Some(*addr),
             Self::Unix(_) => None,
         }
     }
@@ -47,6 +48,7 @@ impl Display for Endpoint {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tcp(addr) => write!(f, "tcp {addr}"),
+            Self::Tls(addr) => write!(f, "tls {addr}"),
             Self::Unix(path) => write!(f, "unix {path}"),
         }
     }
@@ -55,13 +57,14 @@ impl Display for Endpoint {
 /// A socket that takes connections.
 pub enum Listener {
     Tcp(TcpListener),
+    Tls(TcpListener),
     Unix(UnixListener, Arc<str>),
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Tcp(listener) => listener.as_fd(),
+            Self::Tcp(listener) | Self::Tls(listener) => listener.as_fd(),
             Self::Unix(listener, _) => listener.as_fd(),
         }
     }
@@ -260,11 +263,14 @@ impl Listening {
 pub fn endpoints(settings: &Settings) -> Result<Vec<Endpoint>> {
     let mut out: Vec<Endpoint> =
         settings.unixsocket.clone().map(Endpoint::Unix).into_iter().collect();
-    if settings.port == 0 && out.is_empty() {
-        bail!("port 0: there is nothing to listen on");
-    }
     if settings.port != 0 {
         out.extend(addresses(settings, settings.port)?.into_iter().map(Endpoint::Tcp));
+    }
+    if settings.tls_port != 0 {
+        out.extend(addresses(settings, settings.tls_port)?.into_iter().map(Endpoint::Tls));
+    }
+    if out.is_empty() {
+        bail!("port 0: there is nothing to listen on");
     }
     Ok(out)
 }
@@ -314,8 +320,9 @@ fn listen_on(
     share: bool,
 ) -> Result<(Vec<Listener>, Option<SocketFile>)> {
     let backlog = settings.tcp_backlog;
-    let address = match endpoint {
-        Endpoint::Tcp(address) => *address,
+    let (address, listener): (_, fn(TcpListener) -> Listener) = match endpoint {
+        Endpoint::Tcp(address) => (*address, Listener::Tcp),
+        Endpoint::Tls(address) => (*address, Listener::Tls),
         Endpoint::Unix(path) => {
             let (listener, file) = unix_socket::listen(path, settings)?;
             return Ok((vec![Listener::Unix(listener, path.as_str().into())], Some(file)));
@@ -326,8 +333,7 @@ fn listen_on(
         // another server's; one that does not share is refused.
         drop(listen_on_tcp(address, backlog, false)?);
     }
-    let listeners =
-        (0..workers).map(|_| Ok(Listener::Tcp(listen_on_tcp(address, backlog, share)?)));
+    let listeners = (0..workers).map(|_| Ok(listener(listen_on_tcp(address, backlog, share)?)));
     Ok((listeners.collect::<IoResult<_>>()?, None))
 }
 

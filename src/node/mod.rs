@@ -38,6 +38,7 @@ use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
+use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
@@ -49,6 +50,7 @@ use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Maximum number of units that run on threads of their own at a time; further ones wait before
@@ -75,7 +77,7 @@ pub struct NodeParts {
     pub next_generation: u32,
     pub requests: [Arc<Requests>; 2],
     pub libraries: Vec<Library>,
-    pub background: tokio::runtime::Handle,
+    pub surroundings: Surroundings,
 }
 
 /// The shared state of the process.
@@ -123,8 +125,19 @@ pub struct Node {
     pub(crate) configuring: tokio::sync::Mutex<()>,
     /// Sender of changes to the listening addresses.
     listener: OnceLock<mpsc::Sender<ListenChange>>,
+    /// TLS for new connections.
+    pub tls: Arc<TlsSlot>,
     /// Tokio runtime of everything that does not run on a worker.
-    pub background: tokio::runtime::Handle,
+    pub background: Handle,
+    /// Tokio runtime of TLS handshakes: one thread, which takes no more than a CPU.
+    pub handshakes: Handle,
+}
+
+/// Parts of the process that the node uses.
+pub struct Surroundings {
+    pub background: Handle,
+    pub handshakes: Handle,
+    pub tls: Arc<TlsSlot>,
 }
 
 impl Node {
@@ -176,7 +189,9 @@ impl Node {
             active_expire: AtomicBool::new(true),
             configuring: tokio::sync::Mutex::new(()),
             listener: OnceLock::new(),
-            background: parts.background,
+            tls: parts.surroundings.tls,
+            background: parts.surroundings.background,
+            handshakes: parts.surroundings.handshakes,
         })
     }
 

@@ -1,8 +1,11 @@
-//! The byte stream of a connection: TCP or a Unix socket, behind one interface that never blocks.
+//! The byte stream of a connection: TCP, TLS over it, or a Unix socket, behind one interface that
+//! never blocks.
 
 mod address;
+mod secured;
 
 pub use address::PeerAddr;
+pub use secured::{DetachedSecured, HandshakeError, SecuredStream, is_tls};
 
 use bytes::BufMut;
 use std::io::Result;
@@ -16,6 +19,7 @@ use tokio::net::{TcpStream, UnixStream};
 pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<SecuredStream>),
 }
 
 impl Stream {
@@ -28,6 +32,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.poll_read_ready(cx),
             Self::Unix(stream) => stream.poll_read_ready(cx),
+            Self::Tls(stream) => stream.poll_readable(cx),
         }
     }
 
@@ -41,6 +46,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => stream.poll_read(cx, buf),
         }
     }
 
@@ -52,10 +58,12 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(buf),
             Self::Unix(stream) => stream.try_read_buf(buf),
+            Self::Tls(stream) => stream.try_read_buf(buf),
         }
     }
 
-    /// Writes as many bytes as the stream takes at once, and returns their number.
+    /// Writes as many bytes as the stream takes at once, and returns their number. After
+    /// `WouldBlock` the same bytes have to be given again.
     ///
     /// # Errors
     /// `WouldBlock` if it takes none, or the stream is broken.
@@ -64,6 +72,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.try_write(bytes),
             Self::Unix(stream) => stream.try_write(bytes),
+            Self::Tls(stream) => stream.try_write(bytes),
         }
     }
 
@@ -75,6 +84,15 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream.ready(Interest::WRITABLE).await.map(drop),
             Self::Unix(stream) => stream.ready(Interest::WRITABLE).await.map(drop),
+            Self::Tls(stream) => stream.tcp().ready(Interest::WRITABLE).await.map(drop),
+        }
+    }
+
+    /// Tells the client that nothing follows, where the protocol of the stream can say so.
+    pub fn close(&mut self) {
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => {}
+            Self::Tls(stream) => stream.close(),
         }
     }
 }
@@ -84,6 +102,7 @@ impl AsRawFd for Stream {
         match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
             Self::Unix(stream) => stream.as_raw_fd(),
+            Self::Tls(stream) => stream.as_raw_fd(),
         }
     }
 }

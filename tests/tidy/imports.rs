@@ -29,6 +29,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "version",
     "process",
     "allocator",
+    "tls",
     "outbox",
     "stalls",
     "transport",

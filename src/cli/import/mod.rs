@@ -35,7 +35,7 @@ pub(super) struct ImportArguments {
         long,
         short = 'u',
         visible_alias = "uri",
-        value_name = "redis://[[user]:password@]host[:port][/database]"
+        value_name = "redis[s]://[[user]:password@]host[:port][/database]|unix:///path"
     )]
     to: Option<String>,
     #[command(flatten)]

@@ -8,11 +8,15 @@ use crate::log;
 use crate::node::Node;
 use crate::open_files;
 use crate::routing::{Call, CallOutcome, Waiting};
+use crate::tls;
 use crate::worker::Worker;
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, error, flag};
 use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
+
+/// Beginning of the names of directives about TLS.
+const TLS: &str = "tls-";
 
 /// `CONFIG GET parameter [parameter …]`
 fn get(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
@@ -77,15 +81,30 @@ async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
     if changes(&"loglevel") && !log::is_settable() {
         return Err(set_failed("loglevel", log::FIXED));
     }
-    if let Some(name) = ["port", "bind"].iter().find(|name| changes(name)) {
+    // Files are read again even if their names stay.
+    let old_tls = match change.named.iter().any(|name| name.starts_with(TLS)) {
+        true => {
+            let loaded = tls::load(settings).map_err(|error| {
+                tracing::warn!("CONFIG SET {error}");
+                let reason = format!("Unable to update TLS configuration. {}", error.reason);
+                set_failed(error.directive, &reason)
+            })?;
+            Some(node.tls.replace(loaded))
+        }
+        false => None,
+    };
+    if let Some(name) = ["port", "tls-port", "bind"].iter().find(|name| changes(name)) {
         let reason = match *name {
-            "port" => "Unable to listen on this port. Check server logs.",
-            _ => "Failed to bind to specified addresses.",
+            "bind" => "Failed to bind to specified addresses.",
+            _ => "Unable to listen on this port. Check server logs.",
         };
-        node.listen(settings.clone()).await.map_err(|error| {
+        if let Err(error) = node.listen(settings.clone()).await {
             tracing::warn!("CONFIG SET {name}: {error}");
-            set_failed(name, reason)
-        })?;
+            if let Some(old) = old_tls {
+                node.tls.replace(old);
+            }
+            return Err(set_failed(name, reason));
+        }
     }
     if changes(&"loglevel") {
         log::set_level(settings.loglevel);

@@ -99,6 +99,9 @@ fn put_clients(text: &mut MetricsText, node: &Node) {
         .value(get(&node.clients.evicted));
     text.counter("clients_too_slow", "Connections closed because they did not read.")
         .value(get(&node.clients.too_slow));
+    text.counter("tls_handshakes", "TLS handshakes, by their end.");
+    text.sample(&[("end", &"complete")], get(&node.clients.handshakes))
+        .sample(&[("end", &"failed")], get(&node.clients.failed_handshakes));
     text.gauge("subscribed_names", "Channels and patterns with subscribers.");
     for (kind, of_kind) in [
         ("channel", SubscriptionKind::Channel),

@@ -12,5 +12,8 @@ pub(super) fn listeners(settings: &Settings) -> Vec<String> {
     if let Some(path) = &settings.unixsocket {
         all.push(format!("name=unix,bind={path}"));
     }
+    if settings.tls_port != 0 {
+        all.push(format!("name=tls,bind={bound},port={}", settings.tls_port));
+    }
     all
 }

@@ -189,6 +189,7 @@ impl Page<'_> {
     fn server(&mut self) {
         let node = self.node;
         let settings = self.worker.settings();
+        let port = if settings.port == 0 { settings.tls_port } else { settings.port };
         let uptime_s = node.start.at.elapsed().as_secs();
         let now_us = node.clock.now_us();
         let mode_field = match settings.extended_redis_compatibility {
@@ -216,7 +217,7 @@ impl Page<'_> {
             ("process_id", &std::process::id()),
             ("process_supervised", &"no"),
             ("run_id", &node.start.run_id),
-            ("tcp_port", &settings.port),
+            ("tcp_port", &port),
             ("server_time_usec", &now_us),
             ("uptime_in_seconds", &uptime_s),
             ("uptime_in_days", &(uptime_s / 86400)),

@@ -1,11 +1,13 @@
 //! The section of INFO that is our own.
 
 use super::Page;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 impl Page<'_> {
     pub(super) fn flagstone(&mut self) {
         let node = self.node;
         let settings = self.worker.settings();
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let journal = node.journal.stats();
         let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
         self.fields(&[
@@ -35,6 +37,8 @@ impl Page<'_> {
             ("commands_local", &self.sum(|s| &s.local)),
             ("commands_remote", &self.sum(|s| &s.remote)),
             ("commands_parked", &self.sum(|s| &s.parked)),
+            ("tls_handshakes", &get(&node.clients.handshakes)),
+            ("tls_failed_handshakes", &get(&node.clients.failed_handshakes)),
             ("commits", &self.sum(|s| &s.commits)),
             ("failed_commits", &self.sum(|s| &s.failed_commits)),
             ("journal_end_lsn", &node.journal.end()),

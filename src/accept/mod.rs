@@ -1,5 +1,7 @@
 //! Takes connections from the listening sockets: admits or refuses each, and gives it to a worker.
 
+mod greeting;
+
 use crate::clients::{Client, ClientState};
 use crate::config::{AcceptMode, Settings};
 use crate::connection;
@@ -22,6 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A listening socket, as the runtime of the accepting worker has it.
 enum Door {
     Tcp(TcpListener),
+    Tls(TcpListener),
     Unix(UnixListener, Arc<str>),
 }
 
@@ -30,19 +33,22 @@ impl Door {
         socket2::SockRef::from(&listener).set_nonblocking(true)?;
         Ok(match listener {
             Listener::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener)?),
+            Listener::Tls(listener) => Self::Tls(TcpListener::from_std(listener)?),
             Listener::Unix(listener, path) => Self::Unix(UnixListener::from_std(listener)?, path),
         })
     }
 
-    async fn accept(&self) -> Result<Visitor<Stream>> {
+    async fn accept(&self) -> Result<Visitor<Fresh>> {
         Ok(match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener) | Self::Tls(listener) => {
                 let (stream, addr) = listener.accept().await?;
-                Visitor { stream: Stream::Tcp(stream), addr: addr.into() }
+                let is_secure = matches!(self, Self::Tls(_));
+                Visitor { stream: Fresh::Tcp(stream), addr: addr.into(), is_secure }
             }
             Self::Unix(listener, path) => {
                 let (stream, _) = listener.accept().await?;
-                Visitor { stream: Stream::Unix(stream), addr: PeerAddr::Unix(path.clone()) }
+                let addr = PeerAddr::Unix(path.clone());
+                Visitor { stream: Fresh::Unix(stream), addr, is_secure: false }
             }
         })
     }
@@ -52,6 +58,14 @@ impl Door {
 struct Visitor<S> {
     stream: S,
     addr: PeerAddr,
+    /// True if the connection begins with a TLS handshake.
+    is_secure: bool,
+}
+
+/// A stream as it was taken from a listening socket.
+enum Fresh {
+    Tcp(TcpStream),
+    Unix(UnixStream),
 }
 
 /// A stream that belongs to no runtime, on its way from one to another.
@@ -60,23 +74,23 @@ enum Detached {
     Unix(std::os::unix::net::UnixStream),
 }
 
-impl Visitor<Stream> {
+impl Visitor<Fresh> {
     fn detach(self) -> Result<Visitor<Detached>> {
         let stream = match self.stream {
-            Stream::Tcp(stream) => Detached::Tcp(stream.into_std()?),
-            Stream::Unix(stream) => Detached::Unix(stream.into_std()?),
+            Fresh::Tcp(stream) => Detached::Tcp(stream.into_std()?),
+            Fresh::Unix(stream) => Detached::Unix(stream.into_std()?),
         };
-        Ok(Visitor { stream, addr: self.addr })
+        Ok(Visitor { stream, addr: self.addr, is_secure: self.is_secure })
     }
 }
 
 impl Visitor<Detached> {
-    fn attach(self) -> Result<Visitor<Stream>> {
+    fn attach(self) -> Result<Visitor<Fresh>> {
         let stream = match self.stream {
-            Detached::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),
-            Detached::Unix(stream) => Stream::Unix(UnixStream::from_std(stream)?),
+            Detached::Tcp(stream) => Fresh::Tcp(TcpStream::from_std(stream)?),
+            Detached::Unix(stream) => Fresh::Unix(UnixStream::from_std(stream)?),
         };
-        Ok(Visitor { stream, addr: self.addr })
+        Ok(Visitor { stream, addr: self.addr, is_secure: self.is_secure })
     }
 }
 
@@ -118,8 +132,8 @@ async fn accept(worker: Rc<Worker>, door: Door, ticket: ListenerTicket, net: Ran
             tracing::info!("connections are accepted again");
         }
         // A Unix socket has one listener for all workers.
-        let is_shared =
-            worker.settings().accept_mode == AcceptMode::Reuseport && matches!(door, Door::Tcp(_));
+        let is_shared = worker.settings().accept_mode == AcceptMode::Reuseport
+            && !matches!(door, Door::Unix(..));
         if is_shared || net.len() == 1 {
             admit(&worker, visitor);
             continue;
@@ -133,7 +147,7 @@ async fn accept(worker: Rc<Worker>, door: Door, ticket: ListenerTicket, net: Ran
 }
 
 /// Hands a connection to another worker.
-async fn hand_over(worker: &Rc<Worker>, target: usize, visitor: Visitor<Stream>) {
+async fn hand_over(worker: &Rc<Worker>, target: usize, visitor: Visitor<Fresh>) {
     if target == worker.id {
         admit(worker, visitor);
         return;
@@ -158,16 +172,40 @@ fn tune(stream: &TcpStream, settings: &Settings) {
     }
 }
 
-/// Admits or refuses a connection.
-fn admit(worker: &Rc<Worker>, Visitor { mut stream, addr }: Visitor<Stream>) {
-    let settings = worker.settings();
-    let laddr = match &stream {
-        Stream::Tcp(stream) => {
-            tune(stream, &settings);
-            stream.local_addr().map_or_else(|_| addr.clone(), PeerAddr::from)
+/// The addresses of a connection, and the time of its arrival.
+struct Guest {
+    addr: PeerAddr,
+    laddr: PeerAddr,
+    /// Milliseconds since the Unix epoch.
+    since_ms: u64,
+}
+
+/// Admits or refuses a connection; a secured one after its handshake.
+fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure }: Visitor<Fresh>) {
+    let since_ms = worker.node.clock.now_ms();
+    let stream = match stream {
+        Fresh::Tcp(stream) => stream,
+        Fresh::Unix(stream) => {
+            let laddr = addr.clone();
+            return enter(worker, Stream::Unix(stream), Guest { addr, laddr, since_ms });
         }
-        Stream::Unix(_) => addr.clone(),
     };
+    tune(&stream, &worker.settings());
+    let laddr = stream.local_addr().map_or_else(|_| addr.clone(), PeerAddr::from);
+    let guest = Guest { addr, laddr, since_ms };
+    if is_secure {
+        greeting::begin(worker, stream, guest);
+    } else {
+        enter(worker, Stream::Tcp(stream), guest);
+    }
+}
+
+/// Makes a connection a client, and serves it, or refuses it.
+fn enter(worker: &Rc<Worker>, mut stream: Stream, Guest { addr, laddr, since_ms }: Guest) {
+    if worker.is_stopping() {
+        return;
+    }
+    let settings = worker.settings();
     if settings.protected_mode && !worker.node.accounts.needs_password() && !addr.is_local() {
         worker.node.clients.refusals.unprotected(&addr);
         refuse(
@@ -177,12 +215,11 @@ fn admit(worker: &Rc<Worker>, Visitor { mut stream, addr }: Visitor<Stream>) {
         );
         return;
     }
-    let now_ms = worker.node.clock.now_ms();
     let (id, fd) = (worker.id, stream.as_raw_fd());
     let is_unix = matches!(stream, Stream::Unix(_));
     let (max, is_stranger) = (settings.maxclients as usize, worker.node.accounts.needs_password());
     let make = |n| {
-        let client = Client::new(n, (addr.clone(), laddr), fd, id, now_ms);
+        let client = Client::new(n, (addr.clone(), laddr), fd, id, since_ms);
         client.set(ClientState::UNIX, is_unix);
         client
     };
@@ -200,4 +237,5 @@ fn refuse(stream: &mut Stream, error: &'static str) {
     reply.error(error);
     // The client may have disconnected already.
     let _ = stream.try_write(reply.as_bytes());
+    stream.close();
 }

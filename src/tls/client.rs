@@ -1,0 +1,110 @@
+//! The client's side of TLS, for the subcommands.
+
+use super::files;
+use anyhow::{Context, Result, bail};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use std::sync::Arc;
+
+/// How a client of a server with TLS behaves.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct TlsClientOptions {
+    /// File with the authorities that may vouch for the server.
+    pub cacert: Option<String>,
+    /// Directory with such files. Without both, the authorities of the system.
+    pub cacertdir: Option<String>,
+    /// Certificate of the client, and its key.
+    pub cert: Option<String>,
+    pub key: Option<String>,
+    /// True if any certificate of the server will do.
+    pub insecure: bool,
+}
+
+/// Returns the client's side of TLS.
+///
+/// # Errors
+/// A file cannot be read or used.
+pub fn client(options: &TlsClientOptions) -> Result<Arc<ClientConfig>> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .context("TLS")?;
+    let builder = if options.insecure {
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+    } else {
+        let roots = Arc::new(authorities(options)?);
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        builder.with_webpki_verifier(verifier.context("--cacert")?)
+    };
+    Ok(Arc::new(match (&options.cert, &options.key) {
+        (None, None) => builder.with_no_client_auth(),
+        (Some(cert), Some(key)) => {
+            let chain = files::chain("--cert", cert)?;
+            let key = files::key("--key", key)?;
+            builder.with_client_auth_cert(chain, key).context("--cert and --key")?
+        }
+        _ => bail!("--cert and --key belong together"),
+    }))
+}
+
+fn authorities(options: &TlsClientOptions) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    if let Some(path) = &options.cacert {
+        files::add_authorities(&mut roots, "--cacert", path)?;
+    }
+    if let Some(path) = &options.cacertdir {
+        files::add_directory(&mut roots, "--cacertdir", path)?;
+    }
+    if options.cacert.is_none() && options.cacertdir.is_none() {
+        let system = rustls_native_certs::load_native_certs();
+        roots.add_parsable_certificates(system.certs);
+        if roots.is_empty() {
+            bail!("this system has no certificates of authorities: use --cacert");
+        }
+    }
+    Ok(roots)
+}
+
+/// Trusts every certificate; its owner must still have the key.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
