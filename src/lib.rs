@@ -36,6 +36,7 @@ pub mod server;
 pub mod session;
 pub mod signals;
 pub mod stalls;
+pub mod supervisor;
 pub mod tls;
 pub mod tracking;
 pub mod transaction;

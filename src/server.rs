@@ -8,9 +8,9 @@ use crate::accept::accept_from;
 use crate::acl::{Accounts, load_accounts};
 use crate::checkpoints::run_periodically;
 use crate::commands;
-use crate::config::{Compression, Config, Settings};
+use crate::config::{Compression, Config, Settings, SupervisedBy};
 use crate::http::HttpPort;
-use crate::listen::{self, Endpoint, Listening, Socket};
+use crate::listen::{self, Endpoint, Listening, Socket, SocketSets};
 use crate::log;
 use crate::node::{
     Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, Surroundings, sync_mode,
@@ -18,8 +18,9 @@ use crate::node::{
 use crate::open_files;
 use crate::routing;
 use crate::signals::{self, Reloads, Stops};
-use crate::tls::{self, TlsServer, TlsSlot};
-use crate::worker::{Inbox, Mailbox, Peers, Worker, mailbox};
+use crate::supervisor::Supervisor;
+use crate::tls::{self, TlsServers, TlsSlot};
+use crate::worker::{Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
@@ -33,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::runtime::{Builder, LocalOptions};
+use tokio::runtime::{Builder, LocalOptions, Runtime};
 use tokio::sync::{Notify, watch};
 
 /// Maximum time that connections may take to write their last replies at the shutdown.
@@ -53,7 +54,7 @@ pub struct Prepared {
     config: Arc<Config>,
     accounts: Arc<Accounts>,
     options: OpenOptions,
-    tls: Option<TlsServer>,
+    tls: TlsServers,
 }
 
 /// Begins to log, and checks everything for which the configuration can be refused.
@@ -61,10 +62,11 @@ pub struct Prepared {
 /// # Errors
 /// The configuration cannot be served.
 pub fn prepare(config: Config) -> Result<Prepared> {
-    commands::install();
+    commands::install(config.renamed()).map_err(anyhow::Error::msg)?;
     let settings = config.settings();
     log::init(settings.loglevel, settings.logfile.clone().map(PathBuf::from))
         .with_context(|| format!("logfile {}", settings.logfile.as_deref().unwrap_or_default()))?;
+    log::set_format(settings.log_format);
     for notice in config.notices() {
         tracing::warn!("{notice}");
     }
@@ -114,8 +116,11 @@ pub fn run(prepared: Prepared) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the runtime of handshakes")?;
+    let tls = Arc::new(TlsSlot::new(tls));
     // Open before the data is loaded, which may take long.
-    let http = HttpPort::open(&config, &accounts)?;
+    let http = HttpPort::open(&config, &accounts, tls.clone())?;
+    let supervisor = supervisor(settings.supervised);
+    supervisor.iter().for_each(|supervisor| supervisor.tell("STATUS=Opening the data directory"));
     let clock = Clock::default();
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
@@ -127,9 +132,10 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let surroundings = Surroundings {
         background: background.handle().clone(),
         handshakes: handshakes.handle().clone(),
-        tls: Arc::new(TlsSlot::new(tls)),
+        tls,
     };
-    let served = serve((&config, accounts), surroundings, (opened, archive), clock, (&background, http));
+    let outside = (&background, http, supervisor.map(Arc::new));
+    let served = serve((&config, accounts), surroundings, (opened, archive), clock, outside);
     handshakes.shutdown_background();
     background.shutdown_timeout(DRAIN);
     served
@@ -191,7 +197,7 @@ fn serve(
     surroundings: Surroundings,
     (mut opened, archive): (Directory, Place),
     clock: Clock,
-    (background, http): (&tokio::runtime::Runtime, Option<HttpPort>),
+    (background, http, supervisor): Outside<'_>,
 ) -> Result<()> {
     let settings = &config.settings();
     let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
@@ -212,35 +218,21 @@ fn serve(
     });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
     node.start.replayed = opened.replayed;
+    if supervisor.is_some() {
+        node.start.supervised = SupervisedBy::Systemd.as_str();
+    }
     let node = Arc::new(node);
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
     let endpoints: Vec<Endpoint> = listening.endpoints().cloned().collect();
     let (stop, stopped) = watch::channel(false);
     let store = opened.store.clone();
-    let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
+    let (partitions, locks) = opened.into_partitions(shard_workers, total);
     // Before anything announces that the server is ready.
     let mut stops = background.block_on(async { Stops::catch() });
     background.spawn(serve_reloads(node.clone()));
-    let mut threads = Vec::with_capacity(total);
-    let mut sockets = sockets.into_iter();
-    for (id, inbox) in inboxes.into_iter().enumerate() {
-        let start = Start {
-            id,
-            node: node.clone(),
-            peers: peers.clone(),
-            partition: partitions.remove(0),
-            inbox,
-            sockets: if net.contains(&id) {
-                sockets.next().unwrap_or_default()
-            } else {
-                Vec::new()
-            },
-            net: net.clone(),
-            stopped: stopped.clone(),
-        };
-        threads.push(spawn_worker(start)?);
-    }
+    let common = Common { node: node.clone(), peers: peers.clone(), net, stopped };
+    let threads = common.spawn_workers(inboxes, partitions, sockets)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         workers = shard_workers,
@@ -255,18 +247,63 @@ fn serve(
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
     say_ready(&endpoints);
+    if let Some(supervisor) = &supervisor {
+        supervisor.tell("READY=1\nSTATUS=Ready to accept connections");
+        let proving = prove_health(supervisor.clone(), node.clone(), peers.clone());
+        background.spawn(proving);
+    }
     background.spawn(serve_changes(listening, node.clone(), peers));
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
+    supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
     // Long-running scripts see the request, whatever asked for it.
     node.ending.request_shutdown(request);
     http.iter().for_each(HttpPort::end);
-    drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
     // It has told until now why nothing is served.
     drop((locks, http));
     drained
+}
+
+/// The parts of the process around the node.
+type Outside<'a> = (&'a Runtime, Option<HttpPort>, Option<Arc<Supervisor>>);
+
+/// Returns the service manager that is to be told of the server's state, if there is one.
+fn supervisor(wanted: SupervisedBy) -> Option<Supervisor> {
+    if wanted == SupervisedBy::No {
+        return None;
+    }
+    match Supervisor::of_process() {
+        Ok(Some(supervisor)) => return Some(supervisor),
+        Ok(None) if wanted == SupervisedBy::Auto => {}
+        Ok(None) => tracing::warn!(
+            "systemd supervision requested or auto-detected, but NOTIFY_SOCKET is not set: there is \
+            nobody to tell that the server is ready"
+        ),
+        Err(error) => tracing::warn!(%error, "the service manager cannot be told of the server"),
+    }
+    None
+}
+
+/// Tells the service manager that the server is alive, if it wants to hear that, each time that all
+/// workers have answered.
+async fn prove_health(supervisor: Arc<Supervisor>, node: Arc<Node>, peers: Arc<Peers>) {
+    let Some(within) = Supervisor::watchdog() else { return };
+    loop {
+        let answers = async {
+            for worker in 0..node.workers {
+                peers.on_worker(worker, true, |_| async {}).await?;
+            }
+            Ok::<(), WorkerGone>(())
+        };
+        match tokio::time::timeout(within, answers).await {
+            Ok(Ok(())) => supervisor.tell("WATCHDOG=1"),
+            Ok(Err(_)) => return,
+            Err(_) => tracing::error!("a worker does not answer: the service manager is not told"),
+        }
+        tokio::time::sleep(within / 3).await;
+    }
 }
 
 /// Announces on standard output that the server is ready. Standard output may be closed.
@@ -293,7 +330,7 @@ async fn serve_reloads(node: Arc<Node>) {
         let _alone = node.configuring.lock().await;
         match tls::load(&node.config.settings()) {
             Ok(loaded) => {
-                let what = if loaded.is_some() { ": certificates are loaded anew" } else { "" };
+                let what = if loaded.any() { ": certificates are loaded anew" } else { "" };
                 node.tls.replace(loaded);
                 tracing::info!("SIGHUP{what}");
             }
@@ -321,7 +358,7 @@ async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
 fn drain(
     threads: Vec<JoinHandle<Result<Partition>>>,
     node: &Node,
-    background: &tokio::runtime::Runtime,
+    background: &Runtime,
     request: ShutdownRequest,
     mut stops: Stops,
 ) -> Result<()> {
@@ -368,6 +405,41 @@ async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()>
             .context("closing the shards")??;
     }
     Ok(())
+}
+
+/// Values that all workers start with.
+struct Common {
+    node: Arc<Node>,
+    peers: Arc<Peers>,
+    /// Workers that serve connections.
+    net: std::ops::Range<usize>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Common {
+    fn spawn_workers(
+        self,
+        inboxes: Vec<Inbox>,
+        partitions: Vec<Partition>,
+        sockets: SocketSets,
+    ) -> Result<Vec<JoinHandle<Result<Partition>>>> {
+        let mut sockets = sockets.into_iter();
+        let workers = inboxes.into_iter().zip(partitions).enumerate();
+        let threads = workers.map(|(id, (inbox, partition))| {
+            let sockets = self.net.contains(&id).then(|| sockets.next()).flatten();
+            spawn_worker(Start {
+                id,
+                node: self.node.clone(),
+                peers: self.peers.clone(),
+                partition,
+                inbox,
+                sockets: sockets.unwrap_or_default(),
+                net: self.net.clone(),
+                stopped: self.stopped.clone(),
+            })
+        });
+        threads.collect()
+    }
 }
 
 /// Values with which a worker's thread starts.

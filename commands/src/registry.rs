@@ -27,7 +27,8 @@ pub struct Command<R: 'static = Run> {
 /// All commands of a program. A registry is never freed.
 #[derive(Debug)]
 pub struct Registry<R: 'static = Run> {
-    commands: &'static [Command<R>],
+    /// Those that have a name, family by family.
+    commands: Vec<&'static Command<R>>,
     by_name: FnvHashMap<&'static [u8], &'static Command<R>>,
     by_id: Vec<&'static Command<R>>,
 }
@@ -42,12 +43,38 @@ impl<R: Runner> Registry<R> {
         let by_name = commands.iter().map(|c| (c.spec.name.as_bytes(), c)).collect();
         let by_id =
             commands.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect();
-        Self { commands, by_name, by_id }
+        Self { commands: commands.iter().collect(), by_name, by_id }
     }
 
-    /// Returns all commands, without their subcommands.
-    pub fn all(&self) -> &'static [Command<R>] {
-        self.commands
+    /// Gives a command another name, or none: then it is not found any more.
+    ///
+    /// # Errors
+    /// There is no such command, or the name is another command's.
+    pub fn rename(&mut self, name: &str, new: &str) -> Result<(), &'static str> {
+        let Some(command) = self.lookup(name.as_bytes()) else {
+            return Err("No such command in rename-command");
+        };
+        self.by_name.retain(|_, other| other.id != command.id);
+        if new.is_empty() {
+            self.commands.retain(|other| other.id != command.id);
+            return Ok(());
+        }
+        // Names live as long as the process, as declarations do.
+        let new: &'static [u8] = new.to_ascii_lowercase().into_bytes().leak();
+        match self.by_name.insert(new, command) {
+            None => Ok(()),
+            Some(_) => Err("Target command name already exists"),
+        }
+    }
+
+    /// Returns all commands that have a name, without their subcommands.
+    pub fn all(&self) -> &[&'static Command<R>] {
+        &self.commands
+    }
+
+    /// Returns the name by which clients know a command; `None` if it was taken away.
+    pub fn name_of(&self, command: &Command<R>) -> Option<&'static [u8]> {
+        self.by_name.iter().find(|(_, other)| other.id == command.id).map(|(name, _)| *name)
     }
 
     /// Returns all commands and subcommands by their [`Command::id`].
@@ -58,7 +85,10 @@ impl<R: Runner> Registry<R> {
     /// Returns the command of a name, ignoring case.
     pub fn lookup(&self, name: &[u8]) -> Option<&'static Command<R>> {
         let mut folded = [0u8; MAX_NAME];
-        let folded = folded.get_mut(..name.len())?;
+        let Some(folded) = folded.get_mut(..name.len()) else {
+            // Names of declarations are shorter.
+            return self.by_name.get(&*name.to_ascii_lowercase()).copied();
+        };
         folded.copy_from_slice(name);
         folded.make_ascii_lowercase();
         self.by_name.get(&*folded).copied()
@@ -173,6 +203,26 @@ mod tests {
         assert_eq!(registry.lookup(b"GeT").map(|c| c.full_name), Some("get"));
         assert!(registry.lookup(b"nosuch").is_none());
         assert!(registry.lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn a_command_is_known_by_its_new_name_alone() {
+        let mut registry = registry();
+        let count = registry.all().len();
+        let long = "x".repeat(200);
+        registry.rename("GET", &long).unwrap();
+        assert!(registry.lookup(b"get").is_none());
+        let get = registry.lookup(long.to_uppercase().as_bytes()).unwrap();
+        assert_eq!(get.full_name, "get");
+        assert_eq!(registry.name_of(get), Some(long.as_bytes()));
+        registry.rename("set", "").unwrap();
+        assert!(registry.lookup(b"set").is_none());
+        assert_eq!(registry.all().len(), count - 1);
+        // A name that was given up may be taken.
+        registry.rename("del", "GET").unwrap();
+        assert_eq!(registry.lookup(b"get").map(|c| c.full_name), Some("del"));
+        assert_eq!(registry.rename("set", "x"), Err("No such command in rename-command"));
+        assert_eq!(registry.rename("type", "Exists"), Err("Target command name already exists"));
     }
 
     #[test]

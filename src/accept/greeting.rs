@@ -1,40 +1,79 @@
-//! The beginning of a connection that is secured: its handshake, which runs on a thread for all
-//! workers, so that none of their clients waits for it.
+//! The beginning of a connection that is secured or comes from a proxy: the PROXY header and the TLS
+//! handshake. They run on a thread for all workers, so that none of their clients waits for them.
 
 use super::{Guest, enter};
-use crate::clients::{Arrival, STRANGER_TIME};
+use crate::clients::{Arrival, Refusals, STRANGER_TIME};
 use crate::node::Node;
 use crate::tls::TlsServer;
-use crate::transport::{DetachedSecured, HandshakeError, PeerAddr, SecuredStream, Stream};
+use crate::transport::{
+    DetachedSecured, HandshakeError, PeerAddr, SecuredStream, Stream, read_header,
+};
 use crate::worker::{Message, Worker};
 use rustls::ServerConnection;
+use std::io::{ErrorKind, Result as IoResult};
 use std::net::TcpStream as StdTcpStream;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::net::TcpStream;
 
-/// Begins the handshake with a client of the port for TLS.
-pub(super) fn begin(worker: &Rc<Worker>, tcp: TcpStream, guest: Guest) {
+/// The parts of a connection's beginning.
+pub(super) struct Greeting {
+    /// True if a PROXY header comes first.
+    pub(super) is_proxied: bool,
+    /// The server's side of a TLS handshake, if there is one.
+    pub(super) tls: Option<TlsServer>,
+}
+
+/// Reason why a connection does not become a client.
+enum Rejection {
+    Proxy(String),
+    Handshake(HandshakeError),
+    /// It takes too long, or has to make room.
+    Slow(&'static str),
+}
+
+/// A stream behind its beginning, which belongs to no runtime.
+enum Greeted {
+    Plain(StdTcpStream),
+    Secured(Box<DetachedSecured>),
+}
+
+impl Greeted {
+    fn attach(self) -> IoResult<Stream> {
+        Ok(match self {
+            Self::Plain(stream) => Stream::Tcp(TcpStream::from_std(stream)?),
+            Self::Secured(stream) => Stream::Tls(Box::new(stream.attach()?)),
+        })
+    }
+}
+
+/// Begins a connection.
+pub(super) fn begin(worker: &Rc<Worker>, tcp: TcpStream, mut guest: Guest, greeting: Greeting) {
     let node = worker.node.clone();
     let Some(place) = node.clients.arrive(worker.settings().maxclients as usize) else {
-        // It would not understand an error before the handshake.
+        // It would not understand an error before its beginning is over.
         node.clients.refusals.too_many(&guest.addr);
         return;
     };
-    // The port is being closed if there is no server's side any more.
-    let (Some(tls), Ok(tcp)) = (node.tls.get(), tcp.into_std()) else { return };
+    let Ok(tcp) = tcp.into_std() else { return };
     let mailbox = worker.peers.mailboxes[worker.id].clone();
-    let handshakes = node.handshakes.clone();
-    handshakes.spawn(async move {
-        let greeted = greet(tcp, tls, &place).await;
+    node.handshakes.clone().spawn(async move {
+        let is_secured = greeting.tls.is_some();
+        let greeted = in_time(greet(tcp, greeting, &mut guest.addr), &place).await;
         drop(place);
-        let secured = match greeted {
-            Ok(secured) => secured,
-            Err(error) => return refused(&node, &guest.addr, error),
+        let counted = match greeted {
+            Ok(_) => &node.clients.handshakes,
+            Err(_) => &node.clients.failed_handshakes,
         };
-        node.clients.handshakes.fetch_add(1, Ordering::Relaxed);
-        let job = Message::Run(Box::new(move |worker: &Rc<Worker>| match secured.attach() {
-            Ok(secured) => enter(worker, Stream::Tls(Box::new(secured)), guest),
+        counted.fetch_add(u64::from(is_secured), Ordering::Relaxed);
+        let stream = match greeted {
+            Ok(stream) => stream,
+            Err(rejection) => {
+                return count(&node.clients.refusals, &guest.addr, rejection, is_secured);
+            }
+        };
+        let job = Message::Run(Box::new(move |worker: &Rc<Worker>| match stream.attach() {
+            Ok(stream) => enter(worker, stream, guest),
             Err(error) => tracing::warn!(%error, "a connection could not be handed over"),
         }));
         // The worker is gone at the end of the process only.
@@ -42,31 +81,61 @@ pub(super) fn begin(worker: &Rc<Worker>, tcp: TcpStream, guest: Guest) {
     });
 }
 
-/// Performs the handshake, in time.
-async fn greet(
-    tcp: StdTcpStream,
-    tls: TlsServer,
+/// Limits the time of a beginning.
+async fn in_time(
+    greeting: impl Future<Output = Result<Greeted, Rejection>>,
     place: &Arrival,
-) -> Result<DetachedSecured, HandshakeError> {
-    let failed = |reason: &str| Err(HandshakeError::Failed(reason.to_owned()));
-    let gone = |_| HandshakeError::Gone;
-    let tcp = TcpStream::from_std(tcp).map_err(gone)?;
-    let session =
-        ServerConnection::new(tls).map_err(|error| HandshakeError::Failed(error.to_string()))?;
+) -> Result<Greeted, Rejection> {
     tokio::select! {
-        accepted = SecuredStream::accept(tcp, session) => accepted?.detach().map_err(gone),
-        () = tokio::time::sleep(STRANGER_TIME) => failed("it was not complete in time"),
-        () = place.ended() => failed("it made room for others"),
+        greeted = greeting => greeted,
+        () = tokio::time::sleep(STRANGER_TIME) => Err(Rejection::Slow("it was not complete in time")),
+        () = place.ended() => Err(Rejection::Slow("it made room for others")),
     }
 }
 
-/// Counts a handshake that has failed.
-fn refused(node: &Node, addr: &PeerAddr, error: HandshakeError) {
-    let refusals = &node.clients.refusals;
-    match error {
-        HandshakeError::NotTls => refusals.plain_at_tls(addr),
-        HandshakeError::Gone => refusals.handshake(addr, "it has disconnected".to_owned()),
-        HandshakeError::Failed(reason) => refusals.handshake(addr, reason),
+/// Reads the header, which may name another address, and performs the handshake.
+async fn greet(
+    tcp: StdTcpStream,
+    greeting: Greeting,
+    addr: &mut PeerAddr,
+) -> Result<Greeted, Rejection> {
+    let gone = |_| Rejection::Handshake(HandshakeError::Gone);
+    let mut tcp = TcpStream::from_std(tcp).map_err(gone)?;
+    if greeting.is_proxied {
+        let named = read_header(&mut tcp).await.map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => Rejection::Proxy("it has disconnected".to_owned()),
+            _ => Rejection::Proxy(error.to_string()),
+        })?;
+        if let Some(client) = named {
+            *addr = addr.names(client);
+        }
     }
-    node.clients.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    let Some(tls) = greeting.tls else {
+        return Ok(Greeted::Plain(tcp.into_std().map_err(gone)?));
+    };
+    let failed =
+        |error: rustls::Error| Rejection::Handshake(HandshakeError::Failed(error.to_string()));
+    let session = ServerConnection::new(tls).map_err(failed)?;
+    let secured = SecuredStream::accept(tcp, session).await.map_err(Rejection::Handshake)?;
+    Ok(Greeted::Secured(Box::new(secured.detach().map_err(gone)?)))
+}
+
+/// Counts a connection that does not become a client.
+fn count(refusals: &Refusals, addr: &PeerAddr, rejection: Rejection, is_secured: bool) {
+    match rejection {
+        Rejection::Proxy(reason) => refusals.unnamed(addr, reason),
+        Rejection::Handshake(HandshakeError::NotTls) => refusals.plain_at_tls(addr),
+        Rejection::Handshake(HandshakeError::Gone) => {
+            refusals.handshake(addr, "it has disconnected".to_owned());
+        }
+        Rejection::Handshake(HandshakeError::Failed(reason)) => refusals.handshake(addr, reason),
+        Rejection::Slow(reason) if is_secured => refusals.handshake(addr, reason.to_owned()),
+        Rejection::Slow(reason) => refusals.unnamed(addr, reason.to_owned()),
+    }
+}
+
+/// Returns the beginning of a connection, if it has one. `None`: the port for TLS is being closed.
+pub(super) fn of(node: &Node, is_proxied: bool, is_secure: bool) -> Option<Greeting> {
+    let tls = if is_secure { Some(node.tls.get().clients?) } else { None };
+    Some(Greeting { is_proxied, tls })
 }

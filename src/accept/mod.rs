@@ -21,6 +21,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 /// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Time in which a new socket takes the error for a client that is refused.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
 /// A listening socket, as the runtime of the accepting worker has it.
 enum Door {
     Tcp(TcpListener),
@@ -180,7 +183,7 @@ struct Guest {
     since_ms: u64,
 }
 
-/// Admits or refuses a connection; a secured one after its handshake.
+/// Admits or refuses a connection: one that is secured or comes from a proxy after its beginning.
 fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure }: Visitor<Fresh>) {
     let since_ms = worker.node.clock.now_ms();
     let stream = match stream {
@@ -192,16 +195,18 @@ fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure }: Visitor<Fresh
     };
     tune(&stream, &worker.settings());
     let laddr = stream.local_addr().map_or_else(|_| addr.clone(), PeerAddr::from);
+    let proxies = &worker.settings().proxy_protocol;
+    let is_proxied = addr.ip().is_some_and(|ip| proxies.iter().any(|network| network.has(ip)));
     let guest = Guest { addr, laddr, since_ms };
-    if is_secure {
-        greeting::begin(worker, stream, guest);
-    } else {
+    if !is_secure && !is_proxied {
         enter(worker, Stream::Tcp(stream), guest);
+    } else if let Some(greeting) = greeting::of(&worker.node, is_proxied, is_secure) {
+        greeting::begin(worker, stream, guest, greeting);
     }
 }
 
 /// Makes a connection a client, and serves it, or refuses it.
-fn enter(worker: &Rc<Worker>, mut stream: Stream, Guest { addr, laddr, since_ms }: Guest) {
+fn enter(worker: &Rc<Worker>, stream: Stream, Guest { addr, laddr, since_ms }: Guest) {
     if worker.is_stopping() {
         return;
     }
@@ -209,7 +214,8 @@ fn enter(worker: &Rc<Worker>, mut stream: Stream, Guest { addr, laddr, since_ms 
     if settings.protected_mode && !worker.node.accounts.needs_password() && !addr.is_local() {
         worker.node.clients.refusals.unprotected(&addr);
         refuse(
-            &mut stream,
+            worker,
+            stream,
             "DENIED Flagstone is running in protected mode: no password is set. \
             Connect from the loopback address, set requirepass, or set protected-mode no.",
         );
@@ -225,17 +231,22 @@ fn enter(worker: &Rc<Worker>, mut stream: Stream, Guest { addr, laddr, since_ms 
     };
     let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {
         worker.node.clients.refusals.too_many(&addr);
-        refuse(&mut stream, "ERR max number of clients reached");
+        refuse(worker, stream, "ERR max number of clients reached");
         return;
     };
     worker.stats().connections.fetch_add(1, Ordering::Relaxed);
     worker.spawn_connection(connection::serve(worker.clone(), stream, client));
 }
 
-fn refuse(stream: &mut Stream, error: &'static str) {
-    let mut reply = Reply::default();
-    reply.error(error);
-    // The client may have disconnected already.
-    let _ = stream.try_write(reply.as_bytes());
-    stream.close();
+/// Tells a client why it is refused, and closes the connection.
+fn refuse(worker: &Worker, mut stream: Stream, error: &'static str) {
+    worker.spawn_connection(async move {
+        let mut reply = Reply::default();
+        reply.error(error);
+        // The runtime does not know yet that a new socket takes bytes.
+        let _ = tokio::time::timeout(REFUSAL_TIME, stream.writable()).await;
+        // The client may have disconnected already.
+        let _ = stream.try_write(reply.as_bytes());
+        stream.close();
+    });
 }

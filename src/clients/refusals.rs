@@ -26,6 +26,7 @@ struct RefusalCounts {
     handshakes: RefusalCount,
     plain: RefusalCount,
     secured: RefusalCount,
+    unnamed: RefusalCount,
     logged_at_ms: u64,
 }
 
@@ -87,6 +88,17 @@ impl Refusals {
         self.count(|counts| &mut counts.secured, addr);
     }
 
+    /// Counts a connection of a proxy that does not name its client.
+    pub fn unnamed(&self, addr: &PeerAddr, reason: String) {
+        self.count(
+            |counts| {
+                counts.unnamed.reason = reason;
+                &mut counts.unnamed
+            },
+            addr,
+        );
+    }
+
     /// Returns a line about the refusals since the last line, if one is due.
     fn due(&self, now_ms: u64) -> Option<String> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +106,7 @@ impl Refusals {
             return None;
         }
         let RefusalCounts { wrong_passwords, silent, too_many, unprotected, .. } = &*counts;
-        let RefusalCounts { evicted, handshakes, plain, secured, .. } = &*counts;
+        let RefusalCounts { evicted, handshakes, plain, secured, unnamed, .. } = &*counts;
         let told: Vec<String> = [
             (wrong_passwords, "wrong passwords"),
             (silent, "closed that gave no password"),
@@ -107,6 +119,7 @@ impl Refusals {
             (handshakes, "failed TLS handshakes"),
             (plain, "without TLS at tls-port"),
             (secured, "with TLS at a port without it"),
+            (unnamed, "of proxies (proxy-protocol) that named no client"),
         ]
         .into_iter()
         .filter_map(|(count, what)| {

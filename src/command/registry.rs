@@ -18,18 +18,33 @@ pub fn install(registry: Registry<Route>) {
 fn registry() -> &'static Registry<Route> {
     // Unit tests have no program that installs it.
     #[cfg(test)]
-    crate::commands::install();
+    let _installed = crate::commands::install(&[]);
     REGISTRY.get().expect("the program installs its commands before it serves any")
 }
 
-/// Returns all commands, family by family.
-pub fn all() -> &'static [Command] {
+/// Returns all commands that have a name, family by family.
+pub fn all() -> &'static [&'static Command] {
     registry().all()
+}
+
+/// Returns a command by the name of its declaration, whatever clients call it.
+pub fn declared(name: &str) -> Option<&'static Command> {
+    every().find(|command| command.full_name == name)
+}
+
+/// Returns the name by which clients know a command; `None` if it was taken away.
+pub fn name_of(command: &Command) -> Option<&'static [u8]> {
+    registry().name_of(command)
 }
 
 /// Returns all commands and subcommands.
 pub fn every() -> impl Iterator<Item = &'static Command> {
     registry().by_id().iter().copied()
+}
+
+/// Returns all commands that have a name, and their subcommands.
+pub fn listed() -> impl Iterator<Item = &'static Command> {
+    all().iter().flat_map(|command| std::iter::once(*command).chain(&command.subcommands))
 }
 
 /// Returns the command or subcommand with this [`Command::id`].

@@ -8,7 +8,7 @@ use crate::unit::{self, UnitHandler};
 use flagstone_commands::registry::Registry;
 use flagstone_commands::{FAMILIES, HelpWriter, Runner};
 use std::fmt;
-use std::sync::Once;
+use std::sync::OnceLock;
 
 /// Handler of a command of the server.
 #[derive(Clone, Copy)]
@@ -87,17 +87,26 @@ const SERVER_FAMILIES: &[&[Spec]] = &[
 
 /// Installs the table of all commands and their handlers. To be called at the start of the program;
 /// further calls have no effect.
-pub fn install() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
+///
+/// # Errors
+/// One of the renamings is refused; the error names it.
+pub fn install(renamed: &[[String; 2]]) -> Result<(), String> {
+    static INSTALLED: OnceLock<Result<(), String>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
         let on_keys = FAMILIES.iter().copied().flatten();
         let on_keys: Vec<_> = on_keys.map(flagstone_commands::Spec::with_runner).collect();
         let own: Vec<_> = own().map(Spec::with_runner).collect();
         // Declarations live as long as the process.
-        let table = Registry::new(on_keys.leak().iter().chain(own.leak().iter()));
+        let mut table = Registry::new(on_keys.leak().iter().chain(own.leak().iter()));
         install_handlers(&table);
+        let renamed = renamed.iter().try_for_each(|[name, new]| {
+            let error = |error| format!("rename-command {name} {new}: {error}");
+            table.rename(name, new).map_err(error)
+        });
         registry::install(table);
+        renamed
     });
+    installed.clone()
 }
 
 /// Returns the declarations of the server's own commands.

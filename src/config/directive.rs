@@ -245,6 +245,11 @@ pub(super) fn proc_title_template(value: &str) -> Result<(), &'static str> {
 /// Refuses every value except the one that requests nothing: the feature is absent, and a user who
 /// relied on it would be harmed.
 macro_rules! absent_check {
+    ($function:ident, except $on:literal, $reason:expr) => {
+        pub(super) fn $function(value: &str) -> Result<(), &'static str> {
+            if value == $on { Err($reason) } else { Ok(()) }
+        }
+    };
     ($function:ident, $off:literal, $reason:expr) => {
         pub(super) fn $function(value: &str) -> Result<(), &'static str> {
             if value == $off { Ok(()) } else { Err($reason) }
@@ -254,6 +259,7 @@ macro_rules! absent_check {
 
 absent_check!(no_cluster, "no", "this server cannot be a cluster node");
 absent_check!(no_syslog, "no", "this server does not write to syslog: use logfile");
+absent_check!(no_upstart, except "upstart", "upstart is not supported: use systemd, auto or no");
 absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");
 absent_check!(no_insecure_api, "no", "this server does not offer deprecated functions to scripts");
 

@@ -97,6 +97,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("bind", Structured(Structure::Bind), "* -::*", "addresses to listen on; - before one: may be missing"),
     d("http-port", Integer(PORT), "0", "port of metrics, health, REST and the dashboard over HTTP; 0: none").at_start(),
     d("http-bind", Structured(Structure::Bind), "127.0.0.1 -::1", "addresses of the HTTP port; beyond loopback it answers only if there is a password").at_start(),
+    d("http-tls", OneOf(&["no", "yes", "mutual"]), "no", "serve the HTTP port by HTTPS only, with tls-cert-file and tls-key-file; mutual: clients need a certificate").at_start(),
     d("unixsocket", OptionalText, "", "path of a Unix socket to listen on, too").immutable(),
     d("unixsocketgroup", OptionalText, "", "group of the Unix socket, by name or number; empty: that of the process").immutable(),
     d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket, octal; 0: by umask").immutable(),
@@ -105,6 +106,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("timeout", Integer(INT), "0", "seconds until an idle client is closed; 0: never"),
     d("maxclients", Integer((1, u32::MAX as i128)), "10000", "connections at once"),
     d("protected-mode", YesNo, "yes", "without a password, serve loopback clients only"),
+    d("proxy-protocol", Structured(Structure::Networks), "", "addresses and networks of proxies whose connections begin with a PROXY header, which names the client; empty: none"),
     d("client-query-buffer-limit", Memory((MIB, LONG_MAX)), "1073741824", "bytes of a client's unparsed input"),
     d("proto-max-bulk-len", Memory((MIB, LONG_MAX)), "536870912", "bytes of one argument"),
     d("client-output-buffer-limit", Structured(Structure::ClientOutputBufferLimit), "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60", "class, hard bytes, soft bytes, soft seconds: when a slow reader is closed"),
@@ -166,7 +168,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("latency-tracking", YesNo, "yes", "latency histograms per command"),
     d("latency-tracking-info-percentiles", Structured(Structure::Percentiles), "50 99 99.9", "percentiles in INFO latencystats"),
     d("hide-user-data-from-log", YesNo, "yes", "keep keys and values out of the log").inert("the server logs no keys and no values by itself"),
-    d("log-format", OneOf(&["legacy", "logfmt"]), "legacy", "format of log lines").inert(STDERR_LOG),
+    d("log-format", OneOf(&["legacy", "logfmt", "text", "json"]), "legacy", "form of the log's lines; legacy is text"),
     d("log-timestamp-format", OneOf(&["legacy", "iso8601", "milliseconds"]), "legacy", "format of the log's time").inert(STDERR_LOG),
     d("syslog-enabled", YesNo, "no", "log to syslog").immutable().check(check::no_syslog).inert(STDERR_LOG),
     d("syslog-ident", Text, "valkey", "name in syslog").immutable().inert(STDERR_LOG),
@@ -221,7 +223,7 @@ pub(super) static TABLE: &[Directive] = &[
 
     // The process.
     d("daemonize", YesNo, "no", "go to the background").immutable().inert(INIT_SYSTEM),
-    d("supervised", OneOf(&["upstart", "systemd", "auto", "no"]), "no", "tell the init system of the start").immutable().inert(INIT_SYSTEM),
+    d("supervised", OneOf(&["upstart", "systemd", "auto", "no"]), "no", "systemd: tell it of start, stop and health (Type=notify); auto: if it has started the server").immutable().check(check::no_upstart),
     d("pidfile", OptionalText, "", "file with the process id, as long as the server runs").immutable(),
     d("set-proc-title", YesNo, "yes", "show the address in the process title").immutable().inert("the process title stays as it was started"),
     d("proc-title-template", Text, "{title} {listen-addr} {server-mode}", "the process title").check(check::proc_title_template).inert("the process title stays as it was started"),

@@ -25,6 +25,8 @@ pub(super) struct Loaded {
     pub(super) file: Option<PathBuf>,
     pub(super) notices: Vec<String>,
     pub(super) users: Vec<UserLine>,
+    /// Names of commands, and what they are called instead.
+    pub(super) renamed: Vec<[String; 2]>,
 }
 
 /// Reads all sources; a later one overrides an earlier one.
@@ -73,8 +75,13 @@ struct Loader {
 
 impl Loader {
     fn new() -> Self {
-        let (notices, users) = (Vec::new(), Vec::new());
-        let loaded = Loaded { values: Values::defaults(), file: None, notices, users };
+        let loaded = Loaded {
+            values: Values::defaults(),
+            file: None,
+            notices: Vec::new(),
+            users: Vec::new(),
+            renamed: Vec::new(),
+        };
         Self { loaded, save_seen: false }
     }
 
@@ -157,8 +164,9 @@ impl Loader {
                 let words: Vec<Vec<u8>> = words.iter().map(|word| word.clone().into()).collect();
                 self.add_user(origin, &words)
             }
-            ("rename-command", [_, _]) => {
-                Err(refusal(origin, text, "commands cannot be renamed or removed in this server"))
+            ("rename-command", [command, new]) => {
+                self.loaded.renamed.push([command.clone(), new.clone()]);
+                Ok(())
             }
             ("loadmodule", [_, ..]) => Err(refusal(origin, text, "modules are not supported")),
             (obsolete, [_]) if OBSOLETE.contains(&obsolete) => {

@@ -10,6 +10,7 @@ mod directives;
 mod error;
 mod load;
 mod machine;
+mod networks;
 mod parse;
 mod rewrite;
 mod settings;
@@ -34,11 +35,12 @@ use machine::Machine;
 use settings::Values;
 
 pub use error::{ConfigError, Origin};
+pub use networks::Network;
 pub use parse::{quote_into, split_bytes, split_words};
 pub use settings::{
-    AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, LogLimit, MaxmemoryPolicy,
-    OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
-    TlsClientAuth, TlsSettings,
+    AcceptMode, AppendFsync, ClientMemory, Compression, HttpTls, LogFormat, LogLevel, LogLimit,
+    MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck,
+    Settings, SupervisedBy, TlsClientAuth, TlsSettings,
 };
 
 /// The server's configuration, shared by all threads.
@@ -50,6 +52,7 @@ pub struct Config {
     file: Option<PathBuf>,
     notices: Vec<String>,
     users: Vec<UserLine>,
+    renamed: Vec<[String; 2]>,
 }
 
 /// A statement `user name rule …`.
@@ -131,6 +134,7 @@ impl Config {
             file: loaded.file,
             notices: loaded.notices,
             users: loaded.users,
+            renamed: loaded.renamed,
         }))
     }
 
@@ -157,6 +161,11 @@ impl Config {
     /// Returns the users of the configuration, as it was at the start.
     pub fn users(&self) -> &[UserLine] {
         &self.users
+    }
+
+    /// Returns the commands that get other names, each with the new one; empty: none.
+    pub fn renamed(&self) -> &[[String; 2]] {
+        &self.renamed
     }
 
     /// Executes CONFIG GET: returns names and values for exact names or glob patterns, in any case.

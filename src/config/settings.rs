@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::directives;
 use super::machine::Machine;
+use super::networks::{Network, networks};
 use flagstone_commands::DataSettings;
 use flagstone_storage::notify::NotifyFlags;
 
@@ -119,6 +120,35 @@ choice! {
         Notice = "notice",
         Warning = "warning",
         Nothing = "nothing",
+    }
+}
+choice! {
+    /// Form of the lines of the log.
+    LogFormat {
+        /// For people.
+        Text = "text",
+        /// The same, by the reference's name.
+        Legacy = "legacy",
+        Logfmt = "logfmt",
+        Json = "json",
+    }
+}
+choice! {
+    /// The service manager that is told of the server's state.
+    SupervisedBy {
+        No = "no",
+        Systemd = "systemd",
+        /// systemd, if it has started the process.
+        Auto = "auto",
+    }
+}
+choice! {
+    /// TLS on the HTTP port.
+    HttpTls {
+        No = "no",
+        Yes = "yes",
+        /// With certificates of clients.
+        Mutual = "mutual",
     }
 }
 choice! {
@@ -302,6 +332,7 @@ settings! {
     http_port: u16 = |v, _| v.number("http-port");
     /// Addresses of the HTTP port, in the form of `bind`.
     http_bind: Vec<String> = |v, _| v.text("http-bind").split_whitespace().map(str::to_owned).collect();
+    http_tls: HttpTls = |v, _| v.choice("http-tls");
     tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
     /// Zero: none.
     tcp_keepalive_seconds: u32 = |v, _| v.number("tcp-keepalive");
@@ -309,6 +340,8 @@ settings! {
     timeout_seconds: u32 = |v, _| v.number("timeout");
     maxclients: u32 = |v, _| v.number("maxclients");
     protected_mode: bool = |v, _| v.flag("protected-mode");
+    /// Proxies whose connections begin with a header that names the client.
+    proxy_protocol: Vec<Network> = |v, _| networks(v.text("proxy-protocol"));
     client_query_buffer_limit: usize = |v, _| v.number("client-query-buffer-limit");
     client_output_buffer_limit: OutputBufferLimits = |v, _| output_buffer_limits(v);
     maxmemory_clients: ClientMemory = |v, _| client_memory(v);
@@ -335,6 +368,8 @@ settings! {
 
     // Observation.
     loglevel: LogLevel = |v, _| v.choice("loglevel");
+    log_format: LogFormat = |v, _| v.choice("log-format");
+    supervised: SupervisedBy = |v, _| v.choice("supervised");
     logfile: Option<String> = |v, _| v.optional_text("logfile");
     pidfile: Option<String> = |v, _| v.optional_text("pidfile");
     /// Limits of the logs of commands, in the order of `LogKind`: microseconds, bytes, bytes.

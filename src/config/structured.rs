@@ -23,6 +23,8 @@ pub(super) enum Structure {
     ReplicaOf,
     /// Numbers from 0 to 100.
     Percentiles,
+    /// Addresses and networks, or `no`.
+    Networks,
 }
 
 /// Maximum number of addresses to listen on.
@@ -47,6 +49,7 @@ impl Structure {
             Self::Bind => bind(words),
             Self::ReplicaOf => replica_of(words),
             Self::Percentiles => percentiles(words),
+            Self::Networks => super::networks::canonical(words),
         }
     }
 }

@@ -280,7 +280,6 @@ fn directives_that_promise_an_absent_feature_are_refused_by_name() {
             "this server does not offer deprecated functions to scripts",
         ),
         ("syslog-enabled yes", "this server does not write to syslog: use logfile"),
-        ("rename-command FLUSHALL x", "commands cannot be renamed or removed in this server"),
         ("replicaof 127.0.0.1 6379", "replication is not supported by this server"),
         (
             "tls-protocols SSLv3",

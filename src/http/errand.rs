@@ -8,6 +8,7 @@ use super::answer::Denial;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
 use crate::clients::Client;
+use crate::command::registry;
 use crate::connection;
 use crate::transport::Stream;
 use crate::worker::Worker;
@@ -85,7 +86,8 @@ impl Errand {
         let mut errand = Self { input, output };
         if let Some(given) = &caller.credentials {
             let mut login = Vec::new();
-            put_command(&mut login, [b"AUTH", &given.user[..], &given.password[..]]);
+            let auth = called("auth")?;
+            put_command(&mut login, [auth, &given.user[..], &given.password[..]]);
             let reply = errand.run(login, 1).await?;
             if let Some(text) = super::values::error_of(&reply) {
                 let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
@@ -146,6 +148,15 @@ fn cannot_begin(error: std::io::Error) -> Denial {
     Denial::unavailable(format!("ERR no session can begin: {error}"))
 }
 
+/// Returns the name by which clients know a command.
+///
+/// # Errors
+/// `rename-command` has taken it away.
+fn called(declared: &str) -> Result<&'static [u8], Denial> {
+    let command = registry::declared(declared).and_then(registry::name_of);
+    command.ok_or_else(|| Denial::unavailable(format!("ERR the command '{declared}' is disabled")))
+}
+
 /// Returns the worker of the next session: those that serve connections, in turn.
 fn worker_of(site: &Site, running: &LoadedServer) -> usize {
     let node = &running.node;
@@ -183,7 +194,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
 pub(super) async fn may_see(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
     let mut errand = Errand::begin(site, caller).await?;
     let mut asked = Vec::new();
-    put_command(&mut asked, [&b"INFO"[..], b"modules"]);
+    put_command(&mut asked, [called("info")?, b"modules"]);
     let reply = errand.run(asked, 1).await?;
     match super::values::error_of(&reply) {
         None => Ok(()),

@@ -20,8 +20,9 @@ mod values;
 mod watch;
 
 use crate::acl::Accounts;
-use crate::config::Config;
+use crate::config::{Config, HttpTls};
 use crate::node::Node;
+use crate::tls::TlsSlot;
 use crate::worker::Peers;
 use access::Guard;
 use anyhow::{Context, Result};
@@ -64,6 +65,7 @@ struct Site {
     /// True when the server has begun to shut down.
     is_ending: AtomicBool,
     guard: Guard,
+    tls: Arc<TlsSlot>,
     counters: HttpCounters,
     /// Number of sessions begun so far, which go to the workers in turn.
     errands: AtomicUsize,
@@ -90,7 +92,11 @@ impl HttpPort {
     ///
     /// # Errors
     /// An address cannot be listened on.
-    pub fn open(config: &Arc<Config>, accounts: &Arc<Accounts>) -> Result<Option<Self>> {
+    pub fn open(
+        config: &Arc<Config>,
+        accounts: &Arc<Accounts>,
+        tls: Arc<TlsSlot>,
+    ) -> Result<Option<Self>> {
         let settings = config.settings();
         if settings.http_port == 0 {
             return Ok(None);
@@ -110,9 +116,11 @@ impl HttpPort {
             server: OnceLock::new(),
             is_ending: AtomicBool::new(false),
             guard: Guard::default(),
+            tls,
             counters: HttpCounters::default(),
             errands: AtomicUsize::new(0),
         });
+        let site_is_secure = settings.http_tls != HttpTls::No;
         let stop = CancellationToken::new();
         let serving = serve::run(site.clone(), listeners, stop.clone());
         let runtime = Builder::new_current_thread()
@@ -128,7 +136,8 @@ impl HttpPort {
             })
             .context("starting the thread of the HTTP port")?;
         for address in &addresses {
-            tracing::info!("listening for HTTP on {address}");
+            let secure = if site_is_secure { "S" } else { "" };
+            tracing::info!("listening for HTTP{secure} on {address}");
         }
         Ok(Some(Self { site, addresses, stop, thread: Some(thread) }))
     }

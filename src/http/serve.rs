@@ -3,7 +3,7 @@
 
 use super::access::{self, Ends};
 use super::{ENDING, Site, answer, health, metrics, pages, rest, watch};
-use crate::config::Settings;
+use crate::config::{HttpTls, Settings};
 use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::extract::Request;
@@ -21,7 +21,9 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -232,7 +234,7 @@ impl Accepting {
             self.connections.spawn(async move {
                 let connections = &site.counters.connections;
                 connections.fetch_add(1, Ordering::Relaxed);
-                serve(stream, ends, router, stop).await;
+                begin(stream, ends, &site, (router, stop)).await;
                 connections.fetch_sub(1, Ordering::Relaxed);
                 drop(place);
             });
@@ -240,8 +242,31 @@ impl Accepting {
     }
 }
 
+/// Serves a connection, after its TLS handshake if there has to be one.
+async fn begin(
+    stream: TcpStream,
+    ends: Ends,
+    site: &Site,
+    (router, stop): (Router, CancellationToken),
+) {
+    let Some(tls) = site.tls.get().http else {
+        if site.config.settings().http_tls == HttpTls::No {
+            serve(stream, ends, router, stop).await;
+        }
+        return;
+    };
+    let accepting = TlsAcceptor::from(tls).accept(stream);
+    match tokio::time::timeout(HEADER_TIME, accepting).await {
+        Ok(Ok(stream)) => serve(stream, ends, router, stop).await,
+        _ => _ = site.counters.refused.fetch_add(1, Ordering::Relaxed),
+    }
+}
+
 /// Serves a connection until it ends, is too old, or the port closes.
-async fn serve(stream: TcpStream, ends: Ends, router: Router, stop: CancellationToken) {
+async fn serve<S>(stream: S, ends: Ends, router: Router, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(ends);

@@ -14,6 +14,8 @@ pub struct StartFacts {
     pub run_id: String,
     /// Number of records that the start has replayed.
     pub replayed: u64,
+    /// Service manager that is told of the server's state, or "no".
+    pub supervised: &'static str,
 }
 
 impl StartFacts {
@@ -21,6 +23,6 @@ impl StartFacts {
     pub(super) fn now(at_ms: u64) -> Self {
         let digit = |_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]);
         let run_id = (0..RUN_ID_DIGITS).map(digit).collect();
-        Self { at: Instant::now(), at_ms, run_id, replayed: 0 }
+        Self { at: Instant::now(), at_ms, run_id, replayed: 0, supervised: "no" }
     }
 }

@@ -8,7 +8,7 @@ mod sessions;
 
 pub use client::{TlsClientOptions, client};
 
-use crate::config::{Settings, TlsClientAuth, TlsSettings};
+use crate::config::{HttpTls, Settings, TlsClientAuth, TlsSettings};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
@@ -42,20 +42,53 @@ impl std::error::Error for TlsError {}
 /// The server's side of TLS for new connections.
 pub type TlsServer = Arc<ServerConfig>;
 
-/// Loads the files of the settings; `None` if no port needs them.
+/// The server's side of TLS for each port; `None` for one without it.
+#[derive(Clone, Debug, Default)]
+pub struct TlsServers {
+    pub clients: Option<TlsServer>,
+    pub http: Option<TlsServer>,
+}
+
+impl TlsServers {
+    /// Returns true if a port has TLS.
+    pub fn any(&self) -> bool {
+        self.clients.is_some() || self.http.is_some()
+    }
+}
+
+/// Protocol on the HTTP port.
+const HTTP: &[u8] = b"http/1.1";
+
+/// Loads the files of the settings that a port needs.
 ///
 /// # Errors
 /// A file cannot be read or used, or an option names nothing that is supported.
-pub fn load(settings: &Settings) -> Result<Option<TlsServer>, TlsError> {
-    if settings.tls_port == 0 { Ok(None) } else { load_server(&settings.tls).map(Some) }
+pub fn load(settings: &Settings) -> Result<TlsServers, TlsError> {
+    let tls = &settings.tls;
+    let mut servers = TlsServers::default();
+    if settings.tls_port != 0 {
+        servers.clients = Some(Arc::new(load_server(tls, tls.auth_clients)?));
+    }
+    let auth = match settings.http_tls {
+        HttpTls::No => return Ok(servers),
+        HttpTls::Yes => TlsClientAuth::No,
+        HttpTls::Mutual => TlsClientAuth::Yes,
+    };
+    if settings.http_port != 0 {
+        let mut server = load_server(tls, auth)?;
+        server.alpn_protocols = vec![HTTP.to_vec()];
+        servers.http = Some(Arc::new(server));
+    }
+    Ok(servers)
 }
 
-fn load_server(settings: &TlsSettings) -> Result<TlsServer, TlsError> {
+fn load_server(settings: &TlsSettings, auth: TlsClientAuth) -> Result<ServerConfig, TlsError> {
     let provider = Arc::new(CryptoProvider {
         cipher_suites: ciphers::chosen(settings)?,
         ..aws_lc_rs::default_provider()
     });
-    let verifier = match settings.auth_clients {
+    let (chain, key) = files::identity(settings)?;
+    let verifier = match auth {
         TlsClientAuth::No => WebPkiClientVerifier::no_client_auth(),
         asked => {
             let roots = Arc::new(files::authorities(settings)?);
@@ -67,7 +100,6 @@ fn load_server(settings: &TlsSettings) -> Result<TlsServer, TlsError> {
             verifier.build().map_err(|error| TlsError::new("tls-ca-cert-file", error))?
         }
     };
-    let (chain, key) = files::identity(settings)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&versions(&settings.protocols))
         .map_err(|error| TlsError::new("tls-protocols", error))?
@@ -81,7 +113,7 @@ fn load_server(settings: &TlsSettings) -> Result<TlsServer, TlsError> {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }
-    Ok(Arc::new(config))
+    Ok(config)
 }
 
 fn versions(protocols: &str) -> Vec<&'static SupportedProtocolVersion> {
@@ -94,20 +126,19 @@ fn versions(protocols: &str) -> Vec<&'static SupportedProtocolVersion> {
 /// The server's side of TLS in effect, which may be replaced at any time. Connections keep the one
 /// that they began with.
 #[derive(Debug, Default)]
-pub struct TlsSlot(RwLock<Option<TlsServer>>);
+pub struct TlsSlot(RwLock<TlsServers>);
 
 impl TlsSlot {
-    pub fn new(server: Option<TlsServer>) -> Self {
-        Self(RwLock::new(server))
+    pub fn new(servers: TlsServers) -> Self {
+        Self(RwLock::new(servers))
     }
 
-    /// Returns it; `None` if no port needs it.
-    pub fn get(&self) -> Option<TlsServer> {
+    pub fn get(&self) -> TlsServers {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces it, and returns the one that was in effect.
-    pub fn replace(&self, server: Option<TlsServer>) -> Option<TlsServer> {
-        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), server)
+    pub fn replace(&self, servers: TlsServers) -> TlsServers {
+        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), servers)
     }
 }

@@ -1,13 +1,15 @@
 //! Addresses of clients, and of the server's ends of their connections.
 
 use std::fmt::{Display, Formatter, Result};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// One end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerAddr {
     Tcp(SocketAddr),
+    /// An address that a proxy on another machine names. It may be one of that machine alone.
+    Behind(SocketAddr),
     /// The path of the server's Unix socket: its clients have no address of their own.
     Unix(Arc<str>),
 }
@@ -17,6 +19,7 @@ impl PeerAddr {
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(addr) => addr.ip().to_canonical().is_loopback(),
+            Self::Behind(_) => false,
             Self::Unix(_) => true,
         }
     }
@@ -24,8 +27,23 @@ impl PeerAddr {
     /// Returns the address as a line of MONITOR has it.
     pub fn in_monitor(&self) -> String {
         match self {
-            Self::Tcp(addr) => addr.to_string(),
+            Self::Tcp(addr) | Self::Behind(addr) => addr.to_string(),
             Self::Unix(path) => format!("unix:{path}"),
+        }
+    }
+}
+
+impl PeerAddr {
+    /// Returns the address of a client that this peer, a proxy, names.
+    pub fn names(&self, client: SocketAddr) -> Self {
+        if self.is_local() { Self::Tcp(client) } else { Self::Behind(client) }
+    }
+
+    /// Returns its address in the network; a Unix socket has none.
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(addr) | Self::Behind(addr) => Some(addr.ip()),
+            Self::Unix(_) => None,
         }
     }
 }
@@ -40,7 +58,7 @@ impl Display for PeerAddr {
     /// Writes `ip:port`, or `path:0` as the reference does.
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Self::Tcp(addr) => addr.fmt(f),
+            Self::Tcp(addr) | Self::Behind(addr) => addr.fmt(f),
             Self::Unix(path) => write!(f, "{path}:0"),
         }
     }

@@ -2,9 +2,11 @@
 //! never blocks.
 
 mod address;
+mod proxy_header;
 mod secured;
 
 pub use address::PeerAddr;
+pub use proxy_header::read_header;
 pub use secured::{DetachedSecured, HandshakeError, SecuredStream, is_tls};
 
 use bytes::BufMut;

@@ -56,7 +56,7 @@ impl Worker {
     /// Removes the keys that have expired; all belong to this worker.
     pub(crate) async fn remove_expired(self: &Rc<Self>, db: u32, keys: Vec<Box<[u8]>>) {
         // Looking an expired key up removes it.
-        let Some(exists) = registry::lookup(b"exists") else { return };
+        let Some(exists) = registry::declared("exists") else { return };
         let words =
             std::iter::once(exists.spec.name.as_bytes()).chain(keys.iter().map(|key| &**key));
         let args: OwnedArgs = words.collect();

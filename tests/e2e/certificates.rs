@@ -31,6 +31,7 @@ fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let mut out = vec![tag];
     match content.len() {
         len @ 0..128 => out.push(len as u8),
+        len @ 128..256 => out.extend([0x81, len as u8]),
         len => {
             out.push(0x82);
             out.extend((len as u16).to_be_bytes());

@@ -142,6 +142,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("tls-session-caching", "tls::sessions_are_resumed_as_the_settings_say"),
     ("tls-session-cache-size", "the unit tests of the cache of sessions show it"),
     ("tls-session-cache-timeout", "the unit tests of the cache of sessions show it"),
+    ("log-format", "operated::the_log_has_the_form_that_is_set"),
+    ("proxy-protocol", "operated::a_trusted_proxy_names_its_clients_and_nobody_else_does"),
     ("loglevel", "the_log_follows_its_level_at_once"),
     ("maxclients", "clients_beyond_maxclients_are_refused_at_once"),
     ("timeout", "a_silent_client_is_closed_by_the_timeout_of_now"),

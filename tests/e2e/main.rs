@@ -18,6 +18,7 @@ mod http;
 mod keyspace;
 mod moving;
 mod neighbours;
+mod operated;
 mod pace;
 mod partial;
 mod pipelines;

@@ -112,13 +112,9 @@ fn help_that_is_not_read_to_its_end_is_no_error() {
 fn help_describes_directives_and_commands() {
     let help = Command::new(FLAGSTONE).arg("--help").output().expect("it runs");
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    for absent in [
-        "--cluster-enabled ",
-        "--maxmemory-samples ",
-        "--dbfilename ",
-        "--tls-port ",
-        "--lfu-decay-time ",
-    ] {
+    for absent in
+        ["--cluster-enabled ", "--maxmemory-samples ", "--dbfilename ", "--lfu-decay-time "]
+    {
         assert!(!help.contains(absent), "{absent}");
     }
     for present in ["--port ", "--logfile ", "--pidfile ", "--maxmemory ", "--loglevel "] {
@@ -135,7 +131,7 @@ fn a_refused_configuration_is_status_2_and_names_the_directive() {
         (&["--aclfile", "missing.acl"], "missing.acl"),
         (&["--user", "alice", "+nothing"], "alice"),
         (&["--aclfile", "a", "--user", "alice", "on"], "aclfile"),
-        (&["--rename-command", "FLUSHALL", "x"], "rename-command"),
+        (&["--rename-command", "NOSUCH", "x"], "rename-command"),
         (&["--import-mode", "yes"], "import-mode"),
         (&["--replicaof", "127.0.0.1", "6379"], "replicaof"),
         (&["--port", "0"], "port"),

@@ -423,7 +423,8 @@ fn a_start_without_usable_files_says_which() {
     refused(&["--tls-cert-file", &cert], "tls-key-file: No tls-key-file configured!");
     let both = ["--tls-cert-file", &cert, "--tls-key-file", &key];
     refused(&both, "tls-ca-cert-file: Either tls-ca-cert-file or tls-ca-cert-dir");
-    refused(&["--tls-cert-file", "/nowhere"], "tls-cert-file: /nowhere: No such file");
+    let missing = ["--tls-cert-file", "/nowhere", "--tls-key-file", &key];
+    refused(&missing, "tls-cert-file: /nowhere: No such file");
     refused(&["--tls-key-file-pass", "secret"], "encrypted keys are not supported");
     let (_, text) = server.refusal(&["--tls-key-file-pass", "secret"]);
     assert!(!text.contains("secret"), "{text}");

@@ -30,6 +30,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "process",
     "allocator",
     "tls",
+    "supervisor",
     "outbox",
     "stalls",
     "transport",

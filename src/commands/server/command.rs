@@ -158,7 +158,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     };
     let mark = cx.out.begin_set();
     let mut found = 0;
-    for command in registry::every().filter(|command| chosen(command)) {
+    for command in registry::listed().filter(|command| chosen(command)) {
         cx.out.bulk_str(command.full_name);
         found += 1;
     }

@@ -109,6 +109,7 @@ async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
     if changes(&"loglevel") {
         log::set_level(settings.loglevel);
     }
+    log::set_format(settings.log_format);
     Ok(())
 }
 

@@ -47,7 +47,7 @@ struct Argument {
 /// `COMMAND DOCS [name …]`
 pub(super) fn docs(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let commands: Vec<&Command> = if args.len() == 2 {
-        registry::all().iter().collect()
+        registry::all().to_vec()
     } else {
         args.iter().skip(2).filter_map(registry::by_full_name).collect()
     };

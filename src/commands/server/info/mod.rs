@@ -215,7 +215,7 @@ impl Page<'_> {
             ("atomicvar_api", &"c11-builtin"),
             ("gcc_version", &"0.0.0"),
             ("process_id", &std::process::id()),
-            ("process_supervised", &"no"),
+            ("process_supervised", &node.start.supervised),
             ("run_id", &node.start.run_id),
             ("tcp_port", &port),
             ("server_time_usec", &now_us),

@@ -1,6 +1,11 @@
 //! The log: selects lines, escapes and cuts them, and writes them to standard error or a file.
 
+mod format;
+
+pub use format::set_format;
+
 use crate::config::LogLevel;
+use format::LineFormat;
 use std::borrow::Cow;
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};
@@ -44,10 +49,10 @@ pub fn init(level: LogLevel, file: Option<PathBuf>) -> io::Result<()> {
         .with_env_filter(chosen.unwrap_or_else(|| filter(level)))
         .with_writer(LogOutput { file, keeps_colours: is_terminal })
         .with_ansi(is_terminal)
-        .with_target(false)
         // The subscriber would report a log that cannot be written on standard error, and panic if
         // that fails, too: the terminal is closed, or the disk full.
         .log_internal_errors(false)
+        .event_format(LineFormat::new())
         .with_filter_reloading();
     let handle = builder.reload_handle();
     // A second server in one process (tests) keeps the first one's log.
