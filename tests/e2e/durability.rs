@@ -236,7 +236,7 @@ fn a_second_server_does_not_share_the_port() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);
     let other = server.dir().join("other");
     let said = server.refused(&["--dir", &other.display().to_string()]);
-    assert!(said.contains("listening on 127.0.0.1"), "{said}");
+    assert!(said.contains("listening on tcp 127.0.0.1"), "{said}");
     let pong: String = redis::cmd("PING").query(&mut server.client()).expect("an answer");
     assert_eq!(pong, "PONG");
 }
