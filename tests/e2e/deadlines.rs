@@ -165,6 +165,10 @@ fn a_shard_that_cannot_be_written_is_refused_writes_and_the_others_are_not() {
     both.query::<()>(&mut client).expect_err("nor of a transaction");
     let found: String = client.get(key(1, 0)).expect("an answer");
     assert_eq!(found, "first");
+    // Nobody waits for what the disk does not take, though a hand-over is stuck.
+    let began = Instant::now();
+    redis::cmd("SAVE").query::<()>(&mut client).expect_err("no checkpoint");
+    assert!(began.elapsed() < Duration::from_secs(25), "after {:?}", began.elapsed());
 
     fs::remove_file(&files).expect("removed");
     fs::rename(&away, &files).expect("moved");

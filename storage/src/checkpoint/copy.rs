@@ -1,6 +1,7 @@
 //! Copying files between stores, with checksums.
 
 use super::image::{ImageFile, sizes};
+use crate::engine::parts::PartChecks;
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
@@ -42,22 +43,35 @@ pub(super) struct Copy<'a> {
 
 impl Copy<'_> {
     /// Copies a file to `name` at the target, and returns its checksum, which is both that of the
-    /// bytes read and that of the bytes now stored. It must be `piece.checksum` if that is known.
+    /// bytes read and that of the bytes now stored. It must be `piece.checksum` if that is known; if
+    /// not, the checksums inside a file with rows are verified.
     pub(super) async fn copy(&self, piece: &ImageFile, name: &str) -> Result<u128> {
         let target = self.to.path(name);
         let store = self.to.store();
         let mut hash = Xxh3::new();
         let mut size = 0;
+        // Whose checksum is not known may have been damaged before.
+        let mut checks = match piece.checksum {
+            None if piece.has_rows() => {
+                let checks = PartChecks::of(&self.from, &piece.at, piece.size).await;
+                Some(checks.with_context(|| format!("{} is damaged", piece.name))?)
+            }
+            _ => None,
+        };
+        let mut is_whole = true;
         let mut chunks = self.from.get(&piece.at).await?.into_stream();
         let mut writer = BufWriter::new(store.clone(), target.clone());
         while let Some(chunk) = chunks.try_next().await? {
             hash.update(&chunk);
             size += chunk.len() as u64;
+            is_whole = is_whole && checks.as_mut().is_none_or(|checks| checks.pass(&chunk));
             self.progress.advance(chunk.len() as u64);
             writer.put(chunk).await?;
         }
         let sum = hash.digest128();
-        if size != piece.size || piece.checksum.is_some_and(|expected| expected != sum) {
+        is_whole = is_whole && checks.is_none_or(|checks| checks.have_passed());
+        if !is_whole || size != piece.size || piece.checksum.is_some_and(|expected| expected != sum)
+        {
             // The unfinished upload stays invisible.
             writer.abort().await?;
             bail!("{} is damaged where it is copied from", piece.name);

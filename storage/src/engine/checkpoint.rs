@@ -4,14 +4,17 @@ use super::{Engine, FLUSH, within};
 use crate::control::Control;
 use crate::encoding::{prefix_range, row};
 use crate::journal::Lsn;
-use crate::place::{Place, Shares, admin};
-use anyhow::{Context, Result};
+use crate::place::{Place, Shares, Writes, admin};
+use anyhow::{Context, Result, bail};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use slatedb::admin::Admin;
 use slatedb::config::{CheckpointOptions, CheckpointScope};
 use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::pin;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// Prefix of the names of SlateDB checkpoints, followed by the name of this server's checkpoint.
 const NAME: &str = "flagstone ";
@@ -21,6 +24,12 @@ const BRANCH: &str = "flagstone-branch ";
 
 /// How long files are kept for a branch that is not completed.
 const MAKING: Duration = Duration::from_secs(3600);
+
+/// Time for which writes to a store have failed, after which no checkpoint waits for it.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Interval of checks for that.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A state of one shard's engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,15 +67,34 @@ pub(crate) async fn keep_for_branch(engine: &Admin, id: &str, path: &str) -> Res
     Ok(engine.create_detached_checkpoint(&options).await?.id.to_string())
 }
 
+/// Waits for the engine, unless writes to its store have failed for [`STUCK`]: it goes on trying
+/// without end.
+async fn while_writable<T>(writes: &Writes, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    loop {
+        if let Ok(done) = timeout(LOOK, work.as_mut()).await {
+            return done;
+        }
+        if let Some((_, why)) = writes.trouble().filter(|(since, _)| *since >= STUCK) {
+            bail!("{why}");
+        }
+    }
+}
+
 impl Engine {
     /// Takes a checkpoint of everything written so far. Its files are kept until it is dropped.
     pub async fn checkpoint(&self, name: &str) -> Result<EngineCheckpoint> {
         // The turn prevents writes, so that the control rows are those of the checkpoint.
-        let _turn = self.turn().await;
-        self.flush().await?;
+        let writes = self.opened().writes;
+        // A hand-over that waits for the store has the turn.
+        let having = async { Ok(self.turn().await) };
+        let _turn = while_writable(&writes, having).await.with_context(|| {
+            format!("waiting for the rows that are being handed over to {}", self.place())
+        })?;
+        while_writable(&writes, self.flush()).await?;
         let options =
             CheckpointOptions { name: Some(format!("{NAME}{name}")), ..Default::default() };
-        let (db, writes) = (self.db(), self.opened().writes);
+        let db = self.db();
         let making = async { Ok(db.create_checkpoint(CheckpointScope::All, &options).await?) };
         let made = within(FLUSH, &writes, making).await;
         let made = made.with_context(|| format!("a checkpoint of {}", self.place()))?;

@@ -5,6 +5,7 @@ mod fences;
 mod figures;
 pub(crate) mod files;
 mod garbage;
+pub(crate) mod parts;
 pub(crate) mod peek;
 pub(crate) mod points;
 mod readers;

@@ -165,7 +165,7 @@ fn data_that_cannot_be_opened_becomes_no_backup_and_no_branch() {
     }
     damage(&data);
     let error = format!("{:#}", back_up(&run, &taken, &local(&backups)).unwrap_err());
-    assert!(error.contains("does not open"), "{error}");
+    assert!(error.contains("is damaged"), "{error}");
     let left: Vec<_> = all_in(&backups).into_iter().filter(|path| path.is_file()).collect();
     assert_eq!(left, [backups.join("lock")]);
     let branched = run.history.world.block_on(branch(&store, &taken.id, &to));
