@@ -8,6 +8,7 @@
 
 use super::Site;
 use super::answer::Denial;
+use super::serve::Seat;
 use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName};
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -58,6 +59,7 @@ pub(super) struct Credentials {
 #[derive(Clone)]
 pub(super) struct Caller {
     pub(super) ends: Ends,
+    pub(super) seat: Arc<Seat>,
     pub(super) credentials: Option<Credentials>,
 }
 
@@ -71,12 +73,13 @@ pub(super) async fn admit(
     if OPEN_PATHS.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    let Some(ends) = request.extensions().get::<Ends>().copied() else {
+    let found = request.extensions();
+    let (Some(&ends), Some(seat)) = (found.get::<Ends>(), found.get::<Arc<Seat>>().cloned()) else {
         return Denial::forbidden("ERR the connection is not known").into();
     };
     match look(&request, ends, site.accounts.needs_password()) {
         Ok(credentials) => {
-            request.extensions_mut().insert(Caller { ends, credentials });
+            request.extensions_mut().insert(Caller { ends, seat, credentials });
             let response = next.run(request).await;
             if response.status() == StatusCode::UNAUTHORIZED {
                 site.counters.denied.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 
 use super::access::{Caller, Ends};
 use super::answer::Denial;
+use super::serve::SeatedWork;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
 use crate::clients::Client;
@@ -57,10 +58,13 @@ pub(super) fn put_argument(out: &mut Vec<u8>, arg: &[u8]) {
 /// End of a line of the protocol.
 const END: &[u8] = b"\r\n";
 
+/// The request's end of the sockets.
+type SessionEnds = (OwnedReadHalf, OwnedWriteHalf);
+
 /// The session.
 pub(super) struct Errand {
-    input: OwnedReadHalf,
-    output: OwnedWriteHalf,
+    session: SessionEnds,
+    _work: SeatedWork,
 }
 
 impl Errand {
@@ -83,21 +87,21 @@ impl Errand {
             return Err(Denial::unavailable("ERR max number of clients reached"));
         }
         let (input, output) = own.into_split();
-        let mut errand = Self { input, output };
+        let mut session = (input, output);
         if let Some(given) = &caller.credentials {
             let mut login = Vec::new();
             let auth = called("auth")?;
             put_command(&mut login, [auth, &given.user[..], &given.password[..]]);
-            let reply = errand.run(login, 1).await?;
+            let reply = run(&mut session, login, 1).await?;
             if let Some(text) = super::values::error_of(&reply) {
                 let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
-                drop(errand);
+                drop(session);
                 tokio::time::sleep(delay).await;
                 return Err(Denial::unauthorized(text));
             }
             site.guard.right(ends.peer.ip());
         }
-        Ok(errand)
+        Ok(Self { session, _work: caller.seat.begin_work() })
     }
 
     /// Sends commands, and returns the bytes of their `count` replies.
@@ -105,19 +109,26 @@ impl Errand {
     /// # Errors
     /// The session has ended, or the replies are too large.
     pub(super) async fn run(&mut self, commands: Vec<u8>, count: usize) -> Result<Bytes, Denial> {
-        let (input, output) = (&mut self.input, &mut self.output);
-        let mut taken = Taken::default();
-        taken.set(commands.capacity());
-        let sending = async move {
-            // A session that has ended is found by reading.
-            let _ = output.write_all(&commands).await;
-            drop((commands, taken));
-            Ok(())
-        };
-        let reading = read(input, count);
-        let ((), replies) = tokio::try_join!(sending, reading)?;
-        Ok(replies)
+        run(&mut self.session, commands, count).await
     }
+}
+
+async fn run(
+    (input, output): &mut SessionEnds,
+    commands: Vec<u8>,
+    count: usize,
+) -> Result<Bytes, Denial> {
+    let mut taken = Taken::default();
+    taken.set(commands.capacity());
+    let sending = async move {
+        // A session that has ended is found by reading.
+        let _ = output.write_all(&commands).await;
+        drop((commands, taken));
+        Ok(())
+    };
+    let reading = read(input, count);
+    let ((), replies) = tokio::try_join!(sending, reading)?;
+    Ok(replies)
 }
 
 async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> {

@@ -15,10 +15,11 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,7 +28,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Maximum number of connections; further ones are closed at once.
+/// Maximum number of connections; a further one takes the place of one that runs no commands, or is
+/// closed.
 const MAX_CONNECTIONS: usize = 128;
 
 /// Maximum number of connections of an address beyond loopback, so that one machine cannot keep the
@@ -167,47 +169,100 @@ struct Accepting {
     stop: CancellationToken,
 }
 
-/// Number of connections of each address.
+/// The open connections, by number: the oldest come first.
 #[derive(Debug, Default)]
-struct Places(Mutex<HashMap<IpAddr, usize>>);
+struct Places {
+    seats: Mutex<BTreeMap<u64, Arc<Seat>>>,
+    last: AtomicU64,
+}
 
 impl Places {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Seat>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection, as those see it who need its place.
+#[derive(Debug)]
+pub(super) struct Seat {
+    address: IpAddr,
+    /// True once one of its requests was allowed to run commands.
+    is_trusted: AtomicBool,
+    /// Number of its requests that run commands now.
+    working: AtomicUsize,
+    /// Tells it to end: another connection has its place.
+    leave: CancellationToken,
+}
+
+impl Seat {
+    pub(super) fn new(address: IpAddr) -> Self {
+        let (is_trusted, working) = (AtomicBool::new(false), AtomicUsize::new(0));
+        Self { address, is_trusted, working, leave: CancellationToken::new() }
+    }
+
+    /// Begins a request that is allowed to run commands: its connection stays until it has ended.
+    pub(super) fn begin_work(self: &Arc<Self>) -> SeatedWork {
+        self.is_trusted.store(true, Ordering::Relaxed);
+        self.working.fetch_add(1, Ordering::Relaxed);
+        SeatedWork(self.clone())
+    }
+
+    fn is_trusted(&self) -> bool {
+        self.is_trusted.load(Ordering::Relaxed)
+    }
+}
+
+/// A request that runs commands, until this is dropped.
+#[derive(Debug)]
+pub(super) struct SeatedWork(Arc<Seat>);
+
+impl Drop for SeatedWork {
+    fn drop(&mut self) {
+        self.0.working.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// The place of a connection, until this is dropped.
 #[derive(Debug)]
-struct AddressPlace {
+struct ConnectionPlace {
     places: Arc<Places>,
-    address: IpAddr,
+    number: u64,
+    seat: Arc<Seat>,
 }
 
-impl AddressPlace {
-    /// Takes a place, if there is one for this address.
+impl ConnectionPlace {
+    /// Takes a place. When there is none for this address, or at all, a connection ends that runs
+    /// no commands: rather one without a password than one that has given it, rather one of an
+    /// address with many connections, and rather an old one. So nobody keeps a health check out.
     fn take(places: &Arc<Places>, address: IpAddr) -> Option<Self> {
         let address = address.to_canonical();
         let most = if address.is_loopback() { MAX_CONNECTIONS } else { MAX_OF_ADDRESS };
-        let mut taken = places.lock();
-        let own = taken.get(&address).copied().unwrap_or(0);
-        if own >= most || taken.values().sum::<usize>() >= MAX_CONNECTIONS {
-            return None;
+        let mut seats = places.lock();
+        let mut of_each: HashMap<IpAddr, usize> = HashMap::new();
+        seats.values().for_each(|seat| *of_each.entry(seat.address).or_default() += 1);
+        let is_crowded = of_each.get(&address).is_some_and(|own| *own >= most);
+        if is_crowded || seats.len() >= MAX_CONNECTIONS {
+            let may_leave = |seat: &Seat| {
+                let is_near = !is_crowded || seat.address == address;
+                is_near && seat.working.load(Ordering::Relaxed) == 0
+            };
+            let leaving = seats.iter().filter(|(_, seat)| may_leave(seat));
+            let leaving = leaving.min_by_key(|(number, seat)| {
+                (seat.is_trusted(), Reverse(of_each.get(&seat.address)), **number)
+            });
+            let number = leaving.map(|(number, _)| *number)?;
+            seats.remove(&number)?.leave.cancel();
         }
-        taken.insert(address, own + 1);
-        Some(Self { places: places.clone(), address })
+        let number = places.last.fetch_add(1, Ordering::Relaxed);
+        let seat = Arc::new(Seat::new(address));
+        seats.insert(number, seat.clone());
+        Some(Self { places: places.clone(), number, seat })
     }
 }
 
-impl Drop for AddressPlace {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
-        let mut taken = self.places.lock();
-        if let Some(own) = taken.get_mut(&self.address) {
-            *own -= 1;
-            if *own == 0 {
-                taken.remove(&self.address);
-            }
-        }
+        self.places.lock().remove(&self.number);
     }
 }
 
@@ -222,7 +277,7 @@ impl Accepting {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let Some(place) = AddressPlace::take(&self.places, peer.ip()) else {
+            let Some(place) = ConnectionPlace::take(&self.places, peer.ip()) else {
                 self.site.counters.refused.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
@@ -234,7 +289,13 @@ impl Accepting {
             self.connections.spawn(async move {
                 let connections = &site.counters.connections;
                 connections.fetch_add(1, Ordering::Relaxed);
-                begin(stream, ends, &site, (router, stop)).await;
+                let seat = place.seat.clone();
+                tokio::select! {
+                    () = begin(stream, (ends, seat), &site, (router, stop)) => {}
+                    () = place.seat.leave.cancelled() => {
+                        site.counters.refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
                 connections.fetch_sub(1, Ordering::Relaxed);
                 drop(place);
             });
@@ -245,31 +306,36 @@ impl Accepting {
 /// Serves a connection, after its TLS handshake if there has to be one.
 async fn begin(
     stream: TcpStream,
-    ends: Ends,
+    place: (Ends, Arc<Seat>),
     site: &Site,
     (router, stop): (Router, CancellationToken),
 ) {
     let Some(tls) = site.tls.get().http else {
         if site.config.settings().http_tls == HttpTls::No {
-            serve(stream, ends, router, stop).await;
+            serve(stream, place, router, stop).await;
         }
         return;
     };
     let accepting = TlsAcceptor::from(tls).accept(stream);
     match tokio::time::timeout(HEADER_TIME, accepting).await {
-        Ok(Ok(stream)) => serve(stream, ends, router, stop).await,
+        Ok(Ok(stream)) => serve(stream, place, router, stop).await,
         _ => _ = site.counters.refused.fetch_add(1, Ordering::Relaxed),
     }
 }
 
 /// Serves a connection until it ends, is too old, or the port closes.
-async fn serve<S>(stream: S, ends: Ends, router: Router, stop: CancellationToken)
-where
+async fn serve<S>(
+    stream: S,
+    (ends, seat): (Ends, Arc<Seat>),
+    router: Router,
+    stop: CancellationToken,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(ends);
+        request.extensions_mut().insert(seat.clone());
         service.call(request)
     });
     let connection = http1::Builder::new()
@@ -293,22 +359,48 @@ where
 mod tests {
     use super::*;
 
+    fn from(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn left(places: &[ConnectionPlace]) -> usize {
+        places.iter().filter(|place| place.seat.leave.is_cancelled()).count()
+    }
+
     #[test]
     fn one_machine_does_not_get_all_places() {
         let places = Arc::new(Places::default());
-        let from = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let own: Vec<AddressPlace> =
-            (0..200).filter_map(|_| AddressPlace::take(&places, from(1))).collect();
-        assert_eq!(own.len(), MAX_OF_ADDRESS);
-        let mut all = own;
-        all.extend(
-            (0..200).filter_map(|_| AddressPlace::take(&places, IpAddr::from([127, 0, 0, 1]))),
-        );
-        assert_eq!(all.len(), MAX_CONNECTIONS);
-        assert!(AddressPlace::take(&places, from(2)).is_none());
-        drop(all.pop());
-        assert!(AddressPlace::take(&places, from(2)).is_some());
-        drop(all);
+        let own: Vec<ConnectionPlace> =
+            (0..200).filter_map(|_| ConnectionPlace::take(&places, from(1))).collect();
+        assert_eq!((own.len(), left(&own), places.lock().len()), (200, 168, MAX_OF_ADDRESS));
+        let near = IpAddr::from([127, 0, 0, 1]);
+        let local: Vec<ConnectionPlace> =
+            (0..200).filter_map(|_| ConnectionPlace::take(&places, near)).collect();
+        assert_eq!((local.len(), places.lock().len()), (200, MAX_CONNECTIONS));
+        // Those of the address with the most connections make room.
+        assert_eq!((left(&own), left(&local)), (168, 200 - (MAX_CONNECTIONS - MAX_OF_ADDRESS)));
+        let other = ConnectionPlace::take(&places, from(2)).expect("a place");
+        assert_eq!((left(&own), other.seat.leave.is_cancelled()), (168, false));
+        drop((own, local, other));
         assert!(places.lock().is_empty());
+    }
+
+    #[test]
+    fn who_runs_commands_stays_and_who_has_a_password_leaves_last() {
+        let places = Arc::new(Places::default());
+        let near = IpAddr::from([127, 0, 0, 1]);
+        let all: Vec<ConnectionPlace> =
+            (0..MAX_CONNECTIONS).filter_map(|_| ConnectionPlace::take(&places, near)).collect();
+        let working: Vec<SeatedWork> =
+            all[..MAX_CONNECTIONS - 1].iter().map(|place| place.seat.begin_work()).collect();
+        let next = ConnectionPlace::take(&places, near).expect("a place");
+        assert!(left(&all) == 1 && all[MAX_CONNECTIONS - 1].seat.leave.is_cancelled());
+        let _last = next.seat.begin_work();
+        assert!(ConnectionPlace::take(&places, near).is_none(), "all of them run commands");
+        drop(working);
+        let stranger = ConnectionPlace::take(&places, near).expect("a place");
+        assert!(all[0].seat.leave.is_cancelled(), "the oldest that is idle");
+        let _another = ConnectionPlace::take(&places, near).expect("a place");
+        assert!(stranger.seat.leave.is_cancelled() && left(&all) == 2);
     }
 }

@@ -493,6 +493,54 @@ fn slow_clients_and_crowds_leave_room_again() {
     assert!(sample(&web.get("/metrics").body, "flagstone_http_refused_connections_total") > 0.0);
 }
 
+/// Asks on a connection that stays open, and reads the answer's first bytes.
+fn keep_asking(socket: &mut TcpStream) -> String {
+    let _ = socket.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut bytes = [0; 4096];
+    let read = socket.read(&mut bytes).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
+
+#[test]
+fn who_takes_all_places_keeps_nobody_out_and_ends_no_command() {
+    let web = Web::start(&[]);
+    let port = web.port;
+    let waiting = std::thread::spawn(move || {
+        let mut socket = connect(port);
+        let body = r#"["BLPOP","queue","20"]"#;
+        let head = format!("POST / HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\nConnection: close\r\n");
+        write!(socket, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("sent");
+        read(socket)
+    });
+    let mut client = web.server.client();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !redis::cmd("INFO")
+        .arg("clients")
+        .query::<String>(&mut client)
+        .expect("answered")
+        .contains("blocked_clients:1")
+    {
+        assert!(Instant::now() < deadline, "the command does not wait");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Nobody of these needs a password, and none of them ends.
+    let mut crowd: Vec<TcpStream> = (0..200).map(|_| web.socket()).collect();
+    for _ in 0..3 {
+        let began = Instant::now();
+        let answered = crowd
+            .iter_mut()
+            .filter_map(|socket| keep_asking(socket).contains("200 OK").then_some(()));
+        assert!(answered.count() > 0, "the crowd is served");
+        web.get("/healthz").is(200, "ok\n");
+        web.post("/", r#"["PING"]"#).is(200, r#"{"result":"PONG"}"#);
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        crowd.extend((0..50).map(|_| web.socket()));
+    }
+    redis::cmd("RPUSH").arg("queue").arg("x").exec(&mut client).expect("stored");
+    waiting.join().expect("an answer").is(200, r#"{"result":["queue","x"]}"#);
+    assert!(sample(&web.get("/metrics").body, "flagstone_http_refused_connections_total") > 0.0);
+}
+
 #[test]
 fn a_port_in_use_is_told_at_the_start() {
     let web = Web::start(&[]);
