@@ -56,9 +56,16 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn new(id: u64, command: &OwnedCommand, block: &Block, socket: i32) -> Self {
+    /// Creates the waiter for `keys` of a block.
+    pub(crate) fn new(
+        id: u64,
+        command: &OwnedCommand,
+        keys: Vec<Box<[u8]>>,
+        block: &Block,
+        socket: i32,
+    ) -> Self {
         let db = command.request.db;
-        let mut keys: Vec<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
+        let mut keys: Vec<Key> = keys.into_iter().map(|key| (db, key)).collect();
         keys.sort_unstable();
         keys.dedup();
         let mut others = command.lock_keys();

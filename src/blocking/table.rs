@@ -20,20 +20,66 @@ impl Content {
     pub(crate) const NONE: Self = Self { type_name: "none", state: [0; 4] };
 }
 
+/// The waiters of a key by number, so in FIFO order. Nearly all keys have one, which needs no map.
+#[derive(Debug, Default)]
+struct QueuedWaiters {
+    /// Any one of them.
+    one: Option<Arc<Waiter>>,
+    others: BTreeMap<u64, Arc<Waiter>>,
+}
+
+impl QueuedWaiters {
+    fn is_empty(&self) -> bool {
+        self.one.is_none() && self.others.is_empty()
+    }
+
+    /// Adds a waiter; returns false if it was there.
+    fn insert(&mut self, waiter: &Arc<Waiter>) -> bool {
+        match &self.one {
+            None if self.others.is_empty() => self.one = Some(waiter.clone()),
+            Some(one) if one.id == waiter.id => return false,
+            _ => return self.others.insert(waiter.id, waiter.clone()).is_none(),
+        }
+        true
+    }
+
+    /// Removes a waiter; returns false if it was not there.
+    fn remove(&mut self, id: u64) -> bool {
+        if self.one.as_ref().is_some_and(|one| one.id == id) {
+            self.one = None;
+            return true;
+        }
+        self.others.remove(&id).is_some()
+    }
+
+    /// Returns the first waiter behind a number that is fit.
+    fn first_behind(&self, after: u64, is_fit: impl Fn(&Waiter) -> bool) -> Option<&Arc<Waiter>> {
+        let one = self.one.as_ref().filter(|one| one.id > after && is_fit(one));
+        let mut behind = self.others.range((Excluded(after), Unbounded)).map(|(_, other)| other);
+        let other = behind.find(|other| is_fit(other));
+        one.into_iter().chain(other).min_by_key(|waiter| waiter.id)
+    }
+
+    /// Returns the number of the last one; 0 if there is none.
+    fn last(&self) -> u64 {
+        let one = self.one.as_ref().map_or(0, |one| one.id);
+        self.others.last_key_value().map_or(0, |(id, _)| *id).max(one)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
-    /// Waiters by number, so in FIFO order.
-    waiters: BTreeMap<u64, Arc<Waiter>>,
+    waiters: QueuedWaiters,
     /// Number of waiters that are served when the key is deleted, too.
-    want_absence: usize,
+    want_absence: u32,
     /// Number of waiters for each type, by [`Awaited`].
-    awaited: [usize; 4],
+    awaited: [u32; 4],
     /// True while a task serves a waiter of the key: no other is served until it has ended.
     busy: bool,
     /// True if the key is in the list of ready keys.
     ready: bool,
     /// Content in which the waiters up to this number have found nothing.
-    searched: Option<(Content, u64)>,
+    searched: Option<Box<(Content, u64)>>,
 }
 
 /// Queues of waiters.
@@ -105,8 +151,10 @@ impl WaitTable {
             let queue = queues.entry(key.1.clone()).or_default();
             self.awaited += usize::from(queue.waiters.is_empty());
             // A waiter that arrives late has not searched yet.
-            queue.searched = queue.searched.filter(|(_, last)| *last < waiter.id);
-            if queue.waiters.insert(waiter.id, waiter.clone()).is_none() {
+            if queue.searched.as_ref().is_some_and(|searched| searched.1 >= waiter.id) {
+                queue.searched = None;
+            }
+            if queue.waiters.insert(waiter) {
                 queue.awaited[waiter.on as usize] += 1;
                 if waiter.on.wants_absence() {
                     self.awaited_absent += usize::from(queue.want_absence == 0);
@@ -121,7 +169,7 @@ impl WaitTable {
     pub(crate) fn remove(&mut self, waiter: &Waiter, keys: &[Key]) {
         for key in keys {
             let Some(queue) = self.queue(key) else { continue };
-            if queue.waiters.remove(&waiter.id).is_none() {
+            if !queue.waiters.remove(waiter.id) {
                 continue;
             }
             queue.awaited[waiter.on as usize] -= 1;
@@ -230,21 +278,21 @@ impl WaitTable {
         if !Awaited::ALL.iter().any(fit) || (holds == Content::NONE && queue.want_absence == 0) {
             return None;
         }
-        let searched = queue.searched.filter(|(content, _)| *content == holds);
-        let after = searched.map_or(after, |(_, last)| after.max(last));
-        let mut behind = queue.waiters.range((Excluded(after), Unbounded));
-        let next = behind.find(|(_, waiter)| waiter.on.fits(holds.type_name));
+        let searched = queue.searched.as_ref().filter(|searched| searched.0 == holds);
+        let after = searched.map_or(after, |searched| after.max(searched.1));
+        let is_fit = |waiter: &Waiter| waiter.on.fits(holds.type_name);
+        let next = queue.waiters.first_behind(after, is_fit).cloned();
         if next.is_none() {
-            let last = queue.waiters.last_key_value().map_or(0, |(number, _)| *number);
-            queue.searched = (holds.type_name == "stream").then_some((holds, last));
+            let last = queue.waiters.last();
+            queue.searched = (holds.type_name == "stream").then(|| Box::new((holds, last)));
         }
-        next.map(|(_, waiter)| waiter.clone())
+        next
     }
 
     /// Returns the first waiter of a key.
     pub(crate) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
         let queue = self.queues.get(db)?.get(key)?;
-        queue.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
+        queue.waiters.first_behind(0, |_| true).cloned()
     }
 
     /// Sets a key busy while a task serves a waiter of it; afterwards, its waiters are checked

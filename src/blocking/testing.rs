@@ -26,6 +26,6 @@ pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc
     };
     let command = OwnedCommand::new(command, Args::new(b"blpop", &[(0, 5)]), request);
     let keys = keys.iter().map(|key| key.as_bytes().into()).collect();
-    let block = Block { keys, on, until_ms: 0, nil: Nil::Array, replaced: Vec::new() };
-    Arc::new(Waiter::new(id, &command, &block, socket))
+    let block = Block { keys: Vec::new(), on, until_ms: 0, nil: Nil::Array, replaced: Vec::new() };
+    Arc::new(Waiter::new(id, &command, keys, &block, socket))
 }

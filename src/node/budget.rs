@@ -21,6 +21,13 @@ const USERS_MIN: u64 = 4 << 20;
 /// Bytes of the whole budget for each merge of a kind at a time: it takes 20 to 30 MiB.
 const MERGE_BUDGET: u64 = 256 << 20;
 
+/// Approximate memory in bytes of a key on which a command of several workers works: in its lists, in
+/// the tables of locks, and as an entry that is lent.
+const COORDINATED_KEY: u64 = 850;
+
+/// Minimum number of keys on which such commands may work at a time.
+const MANY_KEYS_MIN: usize = 4096;
+
 /// The memory budget's parts in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
@@ -62,6 +69,10 @@ pub struct Budget {
     pub watches: usize,
     /// Users of access control, with their rules.
     pub users: usize,
+    /// Keys that clients wait for, of those clients that wait for many.
+    pub waits: usize,
+    /// Number of keys on which commands of several workers with very many keys may work at a time.
+    pub many_keys: usize,
 }
 
 impl Budget {
@@ -92,6 +103,8 @@ impl Budget {
             script_vm: (total / 16) as usize,
             watches: (total / 64) as usize,
             users: (total / 32).max(USERS_MIN) as usize,
+            waits: (total / 16) as usize,
+            many_keys: ((total / 16 / COORDINATED_KEY) as usize).max(MANY_KEYS_MIN),
         }
     }
 

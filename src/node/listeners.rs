@@ -10,6 +10,8 @@ pub struct ChangeListeners {
     pub count: Arc<AtomicUsize>,
     /// Bytes that watched keys take.
     pub watched_bytes: AtomicUsize,
+    /// Approximate memory of the keys that clients wait for, of those who wait for many, in bytes.
+    pub awaited_bytes: AtomicUsize,
     /// Number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,
     /// Prefixes that clients track.
@@ -22,6 +24,7 @@ impl ChangeListeners {
         Self {
             count: Arc::default(),
             watched_bytes: AtomicUsize::new(0),
+            awaited_bytes: AtomicUsize::new(0),
             last_waiter: AtomicU64::new(0),
             prefixes: Arc::new(Prefixes::new(max_prefix_bytes)),
         }

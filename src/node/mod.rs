@@ -101,6 +101,8 @@ pub struct Node {
     pub scripts: Scripts,
     /// Permits for units that run on threads of their own.
     pub detached_permits: Semaphore,
+    /// Permits for the keys of commands that have very many.
+    pub key_permits: Semaphore,
     pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
@@ -167,6 +169,7 @@ impl Node {
             listeners: ChangeListeners::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             detached_permits: Semaphore::new(MAX_DETACHED),
+            key_permits: Semaphore::new(budget.many_keys),
             budget,
             inline_sync: workers == 1 && !journal.is_remote(),
             config,

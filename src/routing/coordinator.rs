@@ -9,8 +9,8 @@
 //! ever new keys, because others change the values that determine them, gets a hold on every worker
 //! in the end.
 
-use super::databases;
 use super::units::{lose, run_detached};
+use super::{databases, permits};
 use crate::command::{Answer, Outcome, OwnedCommand, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
@@ -27,11 +27,10 @@ use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
 use flagstone_wire::resp::Reply;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::sync::{SemaphorePermit, oneshot};
+use std::time::Instant;
+use tokio::sync::oneshot;
 
 /// Maximum number of times that a command may miss data before it fails.
 const MAX_ATTEMPTS: usize = 10_000;
@@ -42,9 +41,6 @@ const MAX_LOCKINGS: usize = 8;
 /// Such a number for units: with a hold on every worker, a unit need not start again for each
 /// further key.
 const MAX_UNIT_LOCKINGS: usize = 4;
-
-/// Interval at which a command that waits for a permit checks that its client is still connected.
-const CLIENT_CHECK: Duration = Duration::from_millis(100);
 
 /// State of a coordinator.
 #[derive(Default)]
@@ -198,6 +194,7 @@ async fn run(
     held: &mut Coordination,
     out: &mut Reply,
 ) -> UnitOutcome {
+    let _many = permits::for_keys(&worker.node, command).await?;
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
@@ -218,7 +215,7 @@ async fn run(
             // A task that holds locks never waits for a permit, so those that have one get their
             // locks.
             release(worker, held, Vec::new()).await;
-            permit = Some(permit_of(&worker.node, client).await?);
+            permit = Some(permits::to_run_detached(&worker.node, client).await?);
         }
         if wanted.exclusive && !held.exclusive {
             hold_all(worker, held).await?;
@@ -237,20 +234,6 @@ async fn run(
     }
     release(worker, held, Vec::new()).await;
     Err("ERR the command needs more of its keys than can be loaded".into())
-}
-
-/// Waits for a permit to run detached; fails if the client's connection ends before.
-async fn permit_of(node: &Node, client: u64) -> Result<SemaphorePermit<'_>, UnitStop> {
-    let mut acquired = pin!(node.detached_permits.acquire());
-    loop {
-        let permit = tokio::time::timeout(CLIENT_CHECK, &mut acquired).await;
-        if client != 0 && node.clients.get(client).is_none() {
-            return Err(UnitStop::Closing);
-        }
-        if let Ok(permit) = permit {
-            return permit.map_err(|_| UnitStop::Closing);
-        }
-    }
 }
 
 /// Runs the command once, under the current holds or under new ones. Only after a miss, holds that

@@ -14,6 +14,38 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Number of keys that a client may wait for whatever others wait for.
+const MAX_FREE: usize = 16;
+
+/// Approximate memory in bytes of a key that a client waits for, beside its name: in the command, at
+/// the waiter, and in a queue of its worker.
+const WAITED_KEY: usize = 300;
+
+const TOO_MANY: &str = "OOM the keys that clients wait for take all the memory they may";
+
+/// The memory of the keys of a wait; counted until this is dropped.
+struct WaitedBytes(Rc<Worker>, usize);
+
+impl WaitedBytes {
+    /// Counts keys, if there is room for them.
+    fn count(worker: &Rc<Worker>, keys: &[Box<[u8]>]) -> Option<Self> {
+        let bytes = match keys.len() {
+            ..=MAX_FREE => 0,
+            _ => keys.iter().map(|key| 4 * key.len() + WAITED_KEY).sum(),
+        };
+        let node = &worker.node;
+        let before = node.listeners.awaited_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let counted = Self(worker.clone(), bytes);
+        (bytes == 0 || before + bytes <= node.budget.waits).then_some(counted)
+    }
+}
+
+impl Drop for WaitedBytes {
+    fn drop(&mut self) {
+        self.0.node.listeners.awaited_bytes.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
 /// A wait that has begun; dropping it ends it.
 pub(crate) struct KeyWait {
     worker: Rc<Worker>,
@@ -22,6 +54,7 @@ pub(crate) struct KeyWait {
     /// Workers that own its keys.
     workers: BTreeSet<usize>,
     block: Box<Block>,
+    _bytes: WaitedBytes,
 }
 
 /// Runs a command on keys of any workers, and returns its reply, or the block.
@@ -72,12 +105,19 @@ pub(crate) async fn run_or_wait(
     args: Args<'_>,
     request: Request,
 ) -> Result<Answer, KeyWait> {
-    run_anywhere(worker, command, args, request).await.map_err(|block| {
-        let mut command = OwnedCommand::new(command, args, request);
-        // Its rights are checked again when it is served.
-        command.request.account = client.account().map_or(0, |account| account.number);
-        KeyWait::begin(worker, client, &command, block)
-    })
+    let mut block = match run_anywhere(worker, command, args, request).await {
+        Ok(answer) => return Ok(answer),
+        Err(block) => block,
+    };
+    let keys = std::mem::take(&mut block.keys);
+    let Some(bytes) = WaitedBytes::count(worker, &keys) else {
+        worker.stats().failed(command, TOO_MANY);
+        return Ok(Answer::failed(request.proto, TOO_MANY));
+    };
+    let mut command = OwnedCommand::new(command, args, request);
+    // Its rights are checked again when it is served.
+    command.request.account = client.account().map_or(0, |account| account.number);
+    Err(KeyWait::begin(worker, client, &command, (keys, block), bytes))
 }
 
 impl KeyWait {
@@ -85,17 +125,18 @@ impl KeyWait {
         worker: &Rc<Worker>,
         client: &Arc<Client>,
         command: &OwnedCommand,
-        block: Box<Block>,
+        (keys, block): (Vec<Box<[u8]>>, Box<Block>),
+        bytes: WaitedBytes,
     ) -> Self {
         let node = &worker.node;
         let id = node.listeners.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
-        let waiter = Arc::new(Waiter::new(id, command, &block, client.fd));
+        let waiter = Arc::new(Waiter::new(id, command, keys, &block, client.fd));
         // From now on, writers note the keys that they change.
         node.listeners.count.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
         let workers = waiter.keys.iter().map(|(_, key)| node.owner(key)).collect();
-        let waiting =
-            Self { worker: worker.clone(), client: client.clone(), waiter, workers, block };
+        let (worker, client) = (worker.clone(), client.clone());
+        let waiting = Self { worker, client, waiter, workers, block, _bytes: bytes };
         // Each worker checks its keys again once it has the waiter.
         waiting.at_each(Worker::add_waiter);
         waiting

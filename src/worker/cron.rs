@@ -19,6 +19,9 @@ use std::time::Duration;
 pub const CRON_HZ: u32 = 10;
 const PERIOD: Duration = Duration::from_millis(1000 / CRON_HZ as u64);
 
+/// The eviction examines as much in a period as behind a command that has loaded so many entries.
+const EVICTED_AT_ONCE: usize = 4096;
+
 /// Maximum time that hand-overs may take to end at the shutdown.
 const HANDING: Duration = Duration::from_secs(60);
 
@@ -38,8 +41,8 @@ impl Worker {
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
-            // One command may have loaded more than its commit has evicted.
-            self.evict();
+            // One command may have loaded more than was evicted behind it.
+            self.evict_after(EVICTED_AT_ONCE);
             self.publish_stats();
             self.hot_keys.turn(self.node.clock.now_ms());
             self.partition.borrow_mut().store.refresh_big_keys();

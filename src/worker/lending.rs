@@ -197,7 +197,8 @@ impl Worker {
 
     /// Ends a hold, and applies the coordinator's record.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
-        let takes_long = apply.entries.len() > MANY_KEYS;
+        let came_back = apply.entries.len();
+        let takes_long = came_back > MANY_KEYS;
         let dbs = self.arrange(&apply);
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
@@ -241,5 +242,6 @@ impl Worker {
         let whole = lock.as_ref().is_some_and(Lock::is_whole);
         self.serve_holding(if whole { HeldLocks::All } else { HeldLocks::keys(keys) });
         drop(lock);
+        self.evict_after(came_back);
     }
 }

@@ -118,13 +118,13 @@ impl Worker {
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
         let begun = Instant::now();
-        let behind = self.parts_behind(&needs);
+        let (behind, loaded) = (self.parts_behind(&needs), needs.len());
         let mut finished = self.load_step(needs).await;
         if finished.is_ok() && !behind.is_empty() {
             finished = self.load_step(behind).await;
         }
         LATENCY.note(LatencyEvent::ColdRead, begun.elapsed());
-        self.evict();
+        self.evict_after(loaded);
         match finished {
             Ok(()) => {
                 if let Some(TroubleLine::Over) = self.loader.trouble.succeeded(Instant::now) {

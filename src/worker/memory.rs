@@ -6,8 +6,15 @@ use crate::process;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Maximum number of entries that the eviction examines after a commit.
+/// Number of entries that the eviction examines at least.
 const EVICT_STEPS: usize = 2048;
+
+/// Entries that it examines for each that a command has brought into memory: places of the table are
+/// empty, and entries that were used lately stay for some passes.
+const STEPS_EACH: usize = 8;
+
+/// Maximum number of entries that it examines in one piece.
+const MAX_EVICT_STEPS: usize = 1 << 18;
 
 /// Bytes of decoded values and of pending rows: a budget, or a usage.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +64,14 @@ impl Worker {
         (self.shares().pending + self.loan.get()) / shards / 2
     }
 
-    /// Evicts entries if the hot tier is over its budget.
+    /// Evicts entries if the hot tier is over its budget, after a commit.
     pub(crate) fn evict(&self) {
+        self.evict_after(0);
+    }
+
+    /// Evicts entries if the hot tier is over its budget, after so many have come into memory.
+    pub(crate) fn evict_after(&self, entries: usize) {
+        let steps = entries.saturating_mul(STEPS_EACH).clamp(EVICT_STEPS, MAX_EVICT_STEPS);
         let budget = self.shares().hot.saturating_sub(self.loan.get());
         let mut partition = self.partition.borrow_mut();
         if partition.store.memory() <= budget {
@@ -67,7 +80,7 @@ impl Worker {
         let durable = partition.durable();
         let locks = self.locks.borrow();
         let keep = |db, key: &[u8]| locks.blocks(db, std::iter::once(key));
-        partition.store.evict(budget, durable, EVICT_STEPS, keep);
+        partition.store.evict(budget, durable, steps, keep);
         if partition.store.memory() > budget {
             // Entries that are not durable cannot be evicted.
             self.node.journal.request_sync(partition.last_lsn());

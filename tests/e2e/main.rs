@@ -16,6 +16,7 @@ mod functions;
 mod hostile;
 mod http;
 mod keyspace;
+mod many_keys;
 mod moving;
 mod neighbours;
 mod operated;

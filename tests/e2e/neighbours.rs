@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-const TWO_WORKERS: [&str; 4] = ["--workers", "2", "--shards", "2"];
+pub(crate) const TWO_WORKERS: [&str; 4] = ["--workers", "2", "--shards", "2"];
 const MIB: usize = 1 << 20;
 
-fn encode(words: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn encode(words: &[&[u8]]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
         out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -19,18 +19,18 @@ fn encode(words: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-fn send(socket: &mut TcpStream, words: &[&[u8]]) {
+pub(crate) fn send(socket: &mut TcpStream, words: &[&[u8]]) {
     socket.write_all(&encode(words)).expect("sent");
 }
 
-fn expect(socket: &mut TcpStream, want: &[u8]) {
+pub(crate) fn expect(socket: &mut TcpStream, want: &[u8]) {
     let mut got = vec![0; want.len()];
     socket.read_exact(&mut got).expect("an answer");
     assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(want));
 }
 
 /// One field of INFO.
-fn info(server: &Server, section: &str, field: &str) -> u64 {
+pub(crate) fn info(server: &Server, section: &str, field: &str) -> u64 {
     let mut client = server.client();
     let text: String = redis::cmd("INFO").arg(section).query(&mut client).expect("answered");
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -45,6 +45,9 @@ impl Store {
         if entry.dirty {
             let at = self.layout.key_hash(&entry.key);
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
+        } else if !written && entry.round == 0 && !entry.is_live() && self.is_hot(db, &entry.key) {
+            // It was made for the loan: the key is known to be absent without it.
+            return;
         }
         entry.counted = entry.memory();
         let generation = self.generation(db);
@@ -97,6 +100,23 @@ mod tests {
         assert!(store.exists(0, b"k").unwrap());
         assert_eq!(store.seen(), open - 1, "it was in the journal before");
         assert!(!store.is_hot(0, b"other"));
+    }
+
+    #[test]
+    fn a_key_that_is_known_to_be_absent_takes_no_memory_when_it_comes_back() {
+        let mut store = store();
+        let before = store.memory();
+        for n in 0..1000 {
+            let entry = store.lend(0, format!("k{n}").as_bytes()).unwrap();
+            store.give_back(0, entry, false);
+        }
+        assert_eq!(store.memory(), before);
+        assert!(store.is_hot(0, b"k1") && !store.exists(0, b"k1").unwrap());
+        // One whose deletion may not be durable yet keeps its round.
+        let mut entry = store.lend(0, b"k2").unwrap();
+        entry.dirty = true;
+        store.give_back(0, entry, false);
+        assert_eq!(store.round_of(0, b"k2"), Some(store.round()));
     }
 
     #[test]
