@@ -180,3 +180,38 @@ fn data_that_cannot_be_opened_becomes_no_backup_and_no_branch() {
     run.history.world.block_on(branch(&store, &taken.id, &to)).unwrap();
     run.check(&to, taken.lsn, "branched again");
 }
+
+/// Flips a bit of each file with rows in a part that an opening does not read: the statistics, which
+/// end where the description begins.
+fn flip_the_statistics(dir: &Path) {
+    let is_compacted = |path: &&PathBuf| {
+        path.extension().is_some_and(|e| e == "sst")
+            && path.parent().is_some_and(|dir| dir.ends_with("compacted"))
+    };
+    for file in all_in(dir).iter().filter(is_compacted) {
+        let mut bytes = fs::read(file).unwrap();
+        let at = bytes.len() - 10;
+        let description = u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+        bytes[description - 6] ^= 1;
+        // Unlinked first, so that it is not written through a link.
+        fs::remove_file(file).unwrap();
+        fs::write(file, bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_file_with_a_damaged_part_is_neither_backed_up_nor_restored() {
+    let (mut run, taken) = run_with_files(25, Kind::Local);
+    let data = run.location.store.dir().unwrap().to_owned();
+    let (backups, to) = (run.root.path().join("backups"), run.fresh());
+    flip_the_statistics(&data);
+    let error = format!("{:#}", back_up(&run, &taken, &local(&backups)).unwrap_err());
+    assert!(error.contains("is damaged") && error.contains(".sst"), "{error}");
+    let left: Vec<_> = all_in(&backups).into_iter().filter(|path| path.is_file()).collect();
+    assert_eq!(left, [backups.join("lock")]);
+    let restoring = restore(&run.location, &to, Some(&taken.id), None, &Quiet);
+    let error = format!("{:#}", run.history.world.block_on(restoring).unwrap_err());
+    assert!(error.contains("is damaged") && error.contains(".sst"), "{error}");
+    assert_eq!(all_in(to.dir().unwrap()), Vec::<PathBuf>::new());
+    run.history.world.close();
+}
