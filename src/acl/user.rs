@@ -113,7 +113,7 @@ impl User {
         self.passwords.iter().map(PasswordHash::hex)
     }
 
-    /// Applies a rule, which is a whole one ([`merge_selectors`]).
+    /// Applies a rule, which is a whole one (`merge_selectors`).
     ///
     /// # Errors
     /// The rule is refused. The user may have been changed in part.

@@ -2,11 +2,11 @@
 //!
 //! It runs on a thread of its own, so that it answers while workers and merges are busy, and takes
 //! no time of a worker. Figures are read from counters that the workers publish. Commands run in a
-//! session like any other ([`errand`]): the connection's own code serves the other end of a pair of
+//! session like any other (`errand`): the connection's own code serves the other end of a pair of
 //! sockets, so that authentication, permissions, limits and statistics are those of every client.
 //!
-//! [`access`] decides who may ask. Connections, their time, and the sizes of requests and replies
-//! are bounded ([`serve`]).
+//! `access` decides who may ask. Connections, their time, and the sizes of requests and replies
+//! are bounded (`serve`).
 
 mod access;
 mod answer;
