@@ -7,6 +7,7 @@ mod blocking;
 mod bucket;
 mod certificates;
 mod checkpoints;
+mod compression;
 mod config;
 mod deadlines;
 mod durability;

@@ -69,6 +69,10 @@ const ENGINE_GAUGES: &[OfEngine] = &[
     ("engine_files", "Files of all levels.", |e| (e.level0_files + e.run_files) as f64),
     ("engine_level0_bytes", "Bytes of the files of level 0.", |e| e.level0_bytes as f64),
     ("engine_run_bytes", "Bytes of the sorted runs.", |e| e.run_bytes as f64),
+    ("engine_plain_bytes", "Bytes of the rows in open files, before they were compressed.", |e| {
+        e.plain_bytes as f64
+    }),
+    ("engine_packed_bytes", "Bytes of the rows in open files.", |e| e.packed_bytes as f64),
     ("engine_debt_bytes", "Bytes that merges have yet to bring into the last run.", |e| {
         e.debt_bytes() as f64
     }),
@@ -91,6 +95,15 @@ const ENGINE_COUNTERS: &[OfEngine] = &[
         |e| e.cache_hits as f64,
     ),
     ("engine_cache_misses", "Lookups that were not.", |e| e.cache_misses as f64),
+    (
+        "engine_compress_sampled_bytes",
+        "Bytes of the blocks on which compression was measured.",
+        |e| e.sampled_bytes as f64,
+    ),
+    ("engine_compress_seconds", "Time to compress these blocks.", |e| e.compress_ns as f64 / 1e9),
+    ("engine_decompress_seconds", "Time to decompress these blocks.", |e| {
+        e.decompress_ns as f64 / 1e9
+    }),
 ];
 
 fn put_shards(text: &mut MetricsText, node: &Node) {

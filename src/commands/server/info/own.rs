@@ -1,7 +1,39 @@
 //! The section of INFO that is our own.
 
 use super::Page;
+use flagstone_storage::engine::{Engine, EngineFigures};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Ratio and cost of compression, of all engines.
+#[derive(Default)]
+struct Packing {
+    plain: u64,
+    packed: u64,
+    sampled: u64,
+    compress_ns: u64,
+    decompress_ns: u64,
+}
+
+impl Packing {
+    fn with(self, engine: EngineFigures) -> Self {
+        Self {
+            plain: self.plain + engine.plain_bytes,
+            packed: self.packed + engine.packed_bytes,
+            sampled: self.sampled + engine.sampled_bytes,
+            compress_ns: self.compress_ns + engine.compress_ns,
+            decompress_ns: self.decompress_ns + engine.decompress_ns,
+        }
+    }
+
+    /// Returns the size of the files' rows, as a part of what these were before.
+    fn permille(&self) -> u64 {
+        self.packed * 1000 / self.plain.max(1)
+    }
+
+    fn us_per_mib(&self, ns: u64) -> u64 {
+        (u128::from(ns) * (1 << 20) / 1000 / u128::from(self.sampled.max(1))) as u64
+    }
+}
 
 impl Page<'_> {
     pub(super) fn flagstone(&mut self) {
@@ -9,6 +41,8 @@ impl Page<'_> {
         let settings = self.worker.settings();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let journal = node.journal.stats();
+        let engines = node.checkpoints.source.engines.iter().map(Engine::figures);
+        let packing = engines.fold(Packing::default(), Packing::with);
         let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
         self.fields(&[
             ("workers", &node.shard_workers),
@@ -24,6 +58,12 @@ impl Page<'_> {
             ("pending_bytes", &self.sum(|s| &s.engine.pending_bytes)),
             ("pending_limit_bytes", &node.pending_limit()),
             ("engine_level0_permille", &(node.level0_use() * 1000.0).round()),
+            ("compression", &settings.compression.as_str()),
+            ("engine_plain_bytes", &packing.plain),
+            ("engine_packed_bytes", &packing.packed),
+            ("engine_packed_permille", &packing.permille()),
+            ("compress_us_per_mib", &packing.us_per_mib(packing.compress_ns)),
+            ("decompress_us_per_mib", &packing.us_per_mib(packing.decompress_ns)),
             ("writers_rate_bytes", &node.pace.rate()),
             ("writers_paused_us", &node.pace.paused_us()),
             ("stalled_shards", &self.stalled_shards()),

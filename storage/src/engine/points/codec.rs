@@ -10,6 +10,9 @@ use zstd::zstd_safe::get_frame_content_size;
 /// Maximum size of decompressed bytes: a block has at least one row, and no row is nearly as large.
 const MAX_PLAIN: usize = 64 << 20;
 
+/// SlateDB's level of zstd.
+const ZSTD_LEVEL: i32 = 3;
+
 thread_local! {
     static PLAIN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static ZSTD: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
@@ -30,6 +33,15 @@ pub(super) fn decompress(codec: CompressionCodec, bytes: &mut Vec<u8>) -> Option
         }
         Some(())
     })
+}
+
+/// Compresses the bytes of a block as SlateDB does; `None` for another codec.
+pub(super) fn compress(codec: CompressionCodec, plain: &[u8]) -> Option<Vec<u8>> {
+    match codec {
+        CompressionCodec::Lz4 => Some(lz4_flex::block::compress_prepend_size(plain)),
+        CompressionCodec::Zstd => zstd::bulk::compress(plain, ZSTD_LEVEL).ok(),
+        _ => None,
+    }
 }
 
 fn unpack_lz4(bytes: &[u8], plain: &mut Vec<u8>) -> Option<()> {
@@ -57,20 +69,12 @@ mod tests {
     use super::*;
     use CompressionCodec::{Lz4, Zstd};
 
-    fn packed(codec: CompressionCodec, plain: &[u8]) -> Vec<u8> {
-        match codec {
-            Lz4 => lz4_flex::block::compress_prepend_size(plain),
-            Zstd => zstd::bulk::compress(plain, 3).unwrap(),
-            other => panic!("{other:?}"),
-        }
-    }
-
     #[test]
     fn bytes_come_back() {
         for codec in [Lz4, Zstd] {
             for size in [0, 1, 100, 16 << 10, 300 << 10] {
                 let plain: Vec<u8> = (0..size).map(|n| (n % 251 / 3) as u8).collect();
-                let mut bytes = packed(codec, &plain);
+                let mut bytes = compress(codec, &plain).unwrap();
                 assert_eq!(decompress(codec, &mut bytes), Some(()), "{codec:?} {size}");
                 assert!(bytes == plain, "{codec:?} {size}");
             }
@@ -83,7 +87,7 @@ mod tests {
         assert_eq!(decompress(Lz4, &mut bytes), None);
         let plain = vec![7; 5000];
         for codec in [Lz4, Zstd] {
-            let whole = packed(codec, &plain);
+            let whole = compress(codec, &plain).unwrap();
             for at in 0..whole.len() {
                 let mut damaged = whole.clone();
                 damaged[at] ^= 0x55;

@@ -3,6 +3,7 @@
 use super::block::{self, BlockRow};
 use super::bloom::Bloom;
 use super::codec::decompress;
+use super::packing::{CodecSample, PackedSize};
 use anyhow::{Context, Result, ensure};
 use slatedb::SstIndex;
 use slatedb::config::CompressionCodec;
@@ -56,6 +57,8 @@ pub(super) struct PointFile {
     keys: Box<[u8]>,
     /// End of the last block.
     end: u32,
+    /// Size of its rows; zero if it does not say what they were before they were compressed.
+    pub(super) size: PackedSize,
 }
 
 /// Returns true if these reads understand a file with this description.
@@ -98,7 +101,23 @@ impl PointFile {
             blocks: blocks.into(),
             keys: keys.into(),
             end,
+            size: PackedSize::default(),
         })
+    }
+
+    /// Notes the bytes of its rows' keys and values.
+    pub(super) fn with_plain_bytes(self, plain: u64) -> Self {
+        Self { size: PackedSize { plain, packed: u64::from(self.end) }, ..self }
+    }
+
+    /// Measures the compression of a block; `None` if blocks are not compressed.
+    pub(super) fn sample(&self) -> Option<CodecSample> {
+        let codec = self.codec?;
+        let (first, end) = (self.blocks.first()?.1, self.blocks.get(1).map_or(self.end, |b| b.1));
+        let mut block = vec![0; (end - first) as usize];
+        self.file.read_exact_at(&mut block, u64::from(first)).ok()?;
+        block.truncate(block.len().checked_sub(CHECKSUM)?);
+        CodecSample::take(codec, block)
     }
 
     /// Returns the memory use of the index in bytes.

@@ -156,8 +156,22 @@ impl Follower {
 
     async fn open(&self, view: &SsTableView) -> Result<PointFile> {
         let handle = view.sst.clone();
-        let index = self.reader.open_with_handle(handle.clone())?.index().await?;
+        let reader = self.reader.open_with_handle(handle.clone())?;
+        let index = reader.index().await?;
+        // Without them, the file is left out of figures only.
+        let stats = reader.stats().await.ok().flatten();
         let path = self.dir.join("compacted").join(format!("{}.sst", handle.id.value()));
-        tokio::task::spawn_blocking(move || PointFile::open(&path, &handle, &index)).await?
+        let points = self.points.clone();
+        let opening = tokio::task::spawn_blocking(move || {
+            let file = PointFile::open(&path, &handle, &index)?;
+            if let Some(sample) = file.sample() {
+                points.samples.add(sample);
+            }
+            Ok(match stats {
+                Some(stats) => file.with_plain_bytes(stats.raw_key_size + stats.raw_val_size),
+                None => file,
+            })
+        });
+        opening.await?
     }
 }

@@ -28,6 +28,7 @@ mod bloom;
 mod codec;
 mod file;
 mod follow;
+mod packing;
 mod readers;
 mod recent;
 #[cfg(test)]
@@ -35,10 +36,12 @@ mod tests;
 mod view;
 
 pub(super) use follow::Follower;
+pub(crate) use packing::{CodecCost, PackedSize};
 pub(crate) use readers::DiskReaders;
 
 use bytes::Bytes;
 use file::Access;
+use packing::CodecSamples;
 use recent::{KeyBits, RecentKeys};
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -99,6 +102,7 @@ pub(crate) struct Points {
     snapshot: RwLock<Arc<Snapshot>>,
     recent: Mutex<RecentKeys>,
     readers: Arc<DiskReaders>,
+    samples: CodecSamples,
 }
 
 /// Result of a point read in memory.
@@ -136,7 +140,8 @@ impl Points {
     /// Begins with an engine that has nothing in its memtables, and without files.
     pub(super) fn new(memtable_bytes: usize, readers: Arc<DiskReaders>) -> Self {
         let recent = Mutex::new(RecentKeys::new(memtable_bytes));
-        Self { snapshot: RwLock::default(), recent, readers }
+        let samples = CodecSamples::default();
+        Self { snapshot: RwLock::default(), recent, readers, samples }
     }
 
     fn recent(&self) -> MutexGuard<'_, RecentKeys> {
@@ -197,6 +202,16 @@ impl Points {
             }
             Sought::Elsewhere => Point::Elsewhere,
         })
+    }
+
+    /// Returns the size of the rows in the open files.
+    pub(super) fn packed_size(&self) -> PackedSize {
+        self.snapshot().view.as_ref().map_or_else(PackedSize::default, |view| view.packed_size())
+    }
+
+    /// Returns the cost of compression, by the files that were opened.
+    pub(super) fn codec_cost(&self) -> CodecCost {
+        self.samples.cost()
     }
 
     /// Returns the memory use of the view and the noted keys, in bytes.

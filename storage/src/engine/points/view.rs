@@ -3,6 +3,7 @@
 use super::block::BlockRow;
 use super::bloom::{self, Bloom};
 use super::file::{Access, PointFile, Unread};
+use super::packing::PackedSize;
 use bytes::Bytes;
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,6 +55,14 @@ impl FileView {
             file.open.as_ref().map_or(0, |open| open.bytes()) + filter
         };
         self.runs.iter().flatten().map(bytes).sum()
+    }
+
+    /// Returns the size of the rows in the open files.
+    pub(super) fn packed_size(&self) -> PackedSize {
+        let mut size = PackedSize::default();
+        let open = self.runs.iter().flatten().filter_map(|file| file.open.as_ref());
+        open.for_each(|file| size.add(file.size));
+        size
     }
 
     /// Looks for the newest row of a key.
