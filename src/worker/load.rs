@@ -1,5 +1,6 @@
-//! Cold reads of a worker. The requests of one tick are loaded together, so that they cost one
-//! hand-over to the background and, when the commands run again, one journal record.
+//! Cold reads of a worker. The requests of one tick are loaded together, so that they cost few
+//! hand-overs to the background and, when the commands run again, few journal records. Many requests
+//! are split into several loads: all commands of a load wait for the slowest of its reads.
 //!
 //! A read of some elements of a collection includes the elements that waiting commands on the same
 //! key name: a pipeline of them costs one read. The command that reads holds the key's lock, so
@@ -18,6 +19,11 @@ use tokio::sync::{Notify, oneshot};
 
 /// Maximum number of waiting commands that one read considers, and of names that it reads ahead.
 const LOOK_AHEAD: usize = 4096;
+
+/// Number of loads that the requests of a tick are split into, and of requests that are not worth
+/// splitting.
+const LOADS: usize = 16;
+const LEAST_TOGETHER: usize = 4;
 
 /// A task or a command that waits for a load.
 enum LoadWaiter {
@@ -62,9 +68,12 @@ impl Worker {
     pub(crate) async fn run_loader(self: Rc<Self>) {
         loop {
             self.loader.due.notified().await;
-            let requests = self.loader.queue.take();
-            if !requests.is_empty() {
+            let mut requests = self.loader.queue.take();
+            let together = requests.len().div_ceil(LOADS).max(LEAST_TOGETHER);
+            while !requests.is_empty() {
+                let rest = requests.split_off(requests.len().min(together));
                 tokio::task::spawn_local(self.clone().load_together(requests));
+                requests = rest;
             }
         }
     }
