@@ -47,14 +47,14 @@ impl Greeted {
     }
 }
 
-/// Begins a connection.
-pub(super) fn begin(worker: &Rc<Worker>, tcp: TcpStream, mut guest: Guest, greeting: Greeting) {
+/// Begins a connection that has a place.
+pub(super) fn begin(
+    worker: &Rc<Worker>,
+    tcp: TcpStream,
+    mut guest: Guest,
+    (greeting, place): (Greeting, Arrival),
+) {
     let node = worker.node.clone();
-    let Some(place) = node.clients.arrive(worker.settings().maxclients as usize) else {
-        // It would not understand an error before its beginning is over.
-        node.clients.refusals.too_many(&guest.addr);
-        return;
-    };
     let Ok(tcp) = tcp.into_std() else { return };
     let mailbox = worker.peers.mailboxes[worker.id].clone();
     node.handshakes.clone().spawn(async move {

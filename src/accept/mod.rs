@@ -2,7 +2,7 @@
 
 mod greeting;
 
-use crate::clients::{Client, ClientState};
+use crate::clients::{Arrival, Client, ClientState};
 use crate::config::{AcceptMode, Settings};
 use crate::connection;
 use crate::listen::{Listener, ListenerTicket, Socket};
@@ -46,12 +46,12 @@ impl Door {
             Self::Tcp(listener) | Self::Tls(listener) => {
                 let (stream, addr) = listener.accept().await?;
                 let is_secure = matches!(self, Self::Tls(_));
-                Visitor { stream: Fresh::Tcp(stream), addr: addr.into(), is_secure }
+                Visitor { stream: Fresh::Tcp(stream), addr: addr.into(), is_secure, place: None }
             }
             Self::Unix(listener, path) => {
                 let (stream, _) = listener.accept().await?;
                 let addr = PeerAddr::Unix(path.clone());
-                Visitor { stream: Fresh::Unix(stream), addr, is_secure: false }
+                Visitor { stream: Fresh::Unix(stream), addr, is_secure: false, place: None }
             }
         })
     }
@@ -63,6 +63,8 @@ struct Visitor<S> {
     addr: PeerAddr,
     /// True if the connection begins with a TLS handshake.
     is_secure: bool,
+    /// The place of a connection that begins with a TLS handshake or a PROXY header.
+    place: Option<Arrival>,
 }
 
 /// A stream as it was taken from a listening socket.
@@ -83,7 +85,8 @@ impl Visitor<Fresh> {
             Fresh::Tcp(stream) => Detached::Tcp(stream.into_std()?),
             Fresh::Unix(stream) => Detached::Unix(stream.into_std()?),
         };
-        Ok(Visitor { stream, addr: self.addr, is_secure: self.is_secure })
+        let Self { addr, is_secure, place, .. } = self;
+        Ok(Visitor { stream, addr, is_secure, place })
     }
 }
 
@@ -93,7 +96,8 @@ impl Visitor<Detached> {
             Detached::Tcp(stream) => Fresh::Tcp(TcpStream::from_std(stream)?),
             Detached::Unix(stream) => Fresh::Unix(UnixStream::from_std(stream)?),
         };
-        Ok(Visitor { stream, addr: self.addr, is_secure: self.is_secure })
+        let Self { addr, is_secure, place, .. } = self;
+        Ok(Visitor { stream, addr, is_secure, place })
     }
 }
 
@@ -134,6 +138,15 @@ async fn accept(worker: Rc<Worker>, door: Door, ticket: ListenerTicket, net: Ran
         if std::mem::take(&mut is_failing) {
             tracing::info!("connections are accepted again");
         }
+        // While it waits, others wait in the queue of the listening socket.
+        let visitor = tokio::select! {
+            placed = with_place(&worker, visitor) => match placed {
+                Some(visitor) => visitor,
+                None => continue,
+            },
+            () = worker.stopping() => break,
+            () = ticket.closing() => break,
+        };
         // A Unix socket has one listener for all workers.
         let is_shared = worker.settings().accept_mode == AcceptMode::Reuseport
             && !matches!(door, Door::Unix(..));
@@ -147,6 +160,27 @@ async fn accept(worker: Rc<Worker>, door: Door, ticket: ListenerTicket, net: Ran
     }
     // Before the ticket, which tells that the listener is closed.
     drop(door);
+}
+
+/// Takes a place for a connection that begins with a TLS handshake or a PROXY header. `None`: there
+/// are too many clients.
+async fn with_place(worker: &Worker, mut visitor: Visitor<Fresh>) -> Option<Visitor<Fresh>> {
+    if visitor.is_secure || is_proxied(worker, &visitor.addr) {
+        let clients = &worker.node.clients;
+        visitor.place = clients.arrive(worker.settings().maxclients as usize).await;
+        if visitor.place.is_none() {
+            // It would not understand an error before its beginning is over.
+            clients.refusals.too_many(&visitor.addr);
+            return None;
+        }
+    }
+    Some(visitor)
+}
+
+/// Returns true if connections from an address begin with a PROXY header.
+fn is_proxied(worker: &Worker, addr: &PeerAddr) -> bool {
+    let proxies = &worker.settings().proxy_protocol;
+    addr.ip().is_some_and(|ip| proxies.iter().any(|network| network.has(ip)))
 }
 
 /// Hands a connection to another worker.
@@ -184,7 +218,7 @@ struct Guest {
 }
 
 /// Admits or refuses a connection: one that is secured or comes from a proxy after its beginning.
-fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure }: Visitor<Fresh>) {
+fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure, place }: Visitor<Fresh>) {
     let since_ms = worker.node.clock.now_ms();
     let stream = match stream {
         Fresh::Tcp(stream) => stream,
@@ -195,13 +229,17 @@ fn admit(worker: &Rc<Worker>, Visitor { stream, addr, is_secure }: Visitor<Fresh
     };
     tune(&stream, &worker.settings());
     let laddr = stream.local_addr().map_or_else(|_| addr.clone(), PeerAddr::from);
-    let proxies = &worker.settings().proxy_protocol;
-    let is_proxied = addr.ip().is_some_and(|ip| proxies.iter().any(|network| network.has(ip)));
+    let is_proxied = is_proxied(worker, &addr);
     let guest = Guest { addr, laddr, since_ms };
-    if !is_secure && !is_proxied {
-        enter(worker, Stream::Tcp(stream), guest);
-    } else if let Some(greeting) = greeting::of(&worker.node, is_proxied, is_secure) {
-        greeting::begin(worker, stream, guest, greeting);
+    match place {
+        // `proxy-protocol` may have changed since it was accepted.
+        Some(place) if is_secure || is_proxied => {
+            if let Some(greeting) = greeting::of(&worker.node, is_proxied, is_secure) {
+                greeting::begin(worker, stream, guest, (greeting, place));
+            }
+        }
+        _ if is_secure || is_proxied => {}
+        _ => enter(worker, Stream::Tcp(stream), guest),
     }
 }
 

@@ -60,8 +60,25 @@ impl Clients {
 
     /// Takes a place for a connection that becomes a client when its handshake is complete: one of
     /// those for clients that have to authenticate, unless there are `max` clients already. The
-    /// oldest of such connections makes room.
-    pub fn arrive(&self, max: usize) -> Option<Arrival> {
+    /// oldest of such connections makes room, once it has had its time; until then this waits.
+    pub async fn arrive(&self, max: usize) -> Option<Arrival> {
+        loop {
+            let left = match self.try_arrive(max) {
+                Ok(place) => return Some(place),
+                Err(left) => left?,
+            };
+            tokio::select! {
+                () = tokio::time::sleep(left) => {}
+                () = self.arrivals.freed() => {}
+            }
+        }
+    }
+
+    /// Like [`arrive`](Self::arrive), but does not wait.
+    ///
+    /// # Errors
+    /// The time until the oldest makes room. `None`: there are too many clients.
+    fn try_arrive(&self, max: usize) -> Result<Arrival, Option<Duration>> {
         let map = self.map();
         let strangers = self.strangers.load(Ordering::Relaxed);
         let leaving = self.leaving.load(Ordering::Relaxed);
@@ -69,11 +86,11 @@ impl Clients {
         let is_full = map.len() + leaving + arrivals >= max
             || strangers + arrivals >= max.div_ceil(STRANGERS_SHARE)
             || arrivals >= MAX_ARRIVALS;
-        if is_full && !self.arrivals.end_oldest() {
-            self.rejected.fetch_add(1, Ordering::Relaxed);
-            return None;
+        if is_full && let Err(left) = self.arrivals.end_oldest() {
+            self.rejected.fetch_add(u64::from(left.is_none()), Ordering::Relaxed);
+            return Err(left);
         }
-        Some(self.arrivals.begin())
+        Ok(self.arrivals.begin())
     }
 
     /// Registers a connection, unless there are `max` already. `is_stranger`: it has to
@@ -225,6 +242,7 @@ impl Drop for Leaving<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::arrivals::LEAST_TIME;
     use super::*;
     use crate::transport::PeerAddr;
     use std::net::{Ipv4Addr, SocketAddr};
@@ -252,29 +270,54 @@ mod tests {
         assert_eq!(killed, [false, true, true, false]);
     }
 
-    #[test]
-    fn handshakes_take_the_places_of_strangers_and_the_oldest_makes_room() {
+    fn is_ended(arrival: &Arrival) -> bool {
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        std::pin::pin!(arrival.ended()).poll(&mut cx).is_ready()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handshakes_take_the_places_of_strangers_and_the_oldest_makes_room() {
         let clients = Clients::default();
-        let first = clients.arrive(4).expect("there is room");
-        let second = clients.arrive(4).expect("there is room");
-        let third = clients.arrive(4).expect("the first makes room");
+        let first = clients.arrive(4).await.expect("there is room");
+        let second = clients.arrive(4).await.expect("there is room");
+        tokio::time::advance(LEAST_TIME).await;
+        let third = clients.arrive(4).await.expect("the first makes room");
         assert_eq!(clients.arrivals.len(), 2);
-        let ended = |arrival: &Arrival| {
-            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-            std::pin::pin!(arrival.ended()).poll(&mut cx).is_ready()
-        };
-        assert!(ended(&first));
-        assert!(!ended(&second));
+        assert!(is_ended(&first));
+        assert!(!is_ended(&second));
         drop((first, second, third));
         assert_eq!(clients.arrivals.len(), 0);
         for _ in 0..2 {
             assert!(clients.admit(4, true, client).is_some());
         }
-        assert!(clients.arrive(4).is_none(), "strangers have their half");
+        assert!(clients.arrive(4).await.is_none(), "strangers have their half");
         assert_eq!(clients.rejected.load(Ordering::Relaxed), 1);
-        let many: Vec<Arrival> = (0..5000).filter_map(|_| clients.arrive(100_000)).collect();
+        let mut many = Vec::new();
+        for _ in 0..5000 {
+            many.push(clients.arrive(100_000).await);
+        }
         assert_eq!(clients.arrivals.len(), MAX_ARRIVALS);
-        drop(many);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_has_its_time_and_others_wait_for_its_end() {
+        let clients = Arc::new(Clients::default());
+        let began = tokio::time::Instant::now();
+        let first = clients.arrive(4).await.expect("there is room");
+        let second = clients.arrive(4).await.expect("there is room");
+        let third = clients.arrive(4).await.expect("the first makes room");
+        assert_eq!(began.elapsed(), LEAST_TIME);
+        assert!(is_ended(&first) && !is_ended(&second));
+        drop((first, second));
+        let waiting = tokio::spawn({
+            let clients = clients.clone();
+            async move { clients.arrive(2).await.is_some() }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(third);
+        assert!(waiting.await.expect("it ends"), "the other has ended before its time");
+        assert_eq!(began.elapsed(), LEAST_TIME);
     }
 
     fn strict(all: u64) -> Limit {
