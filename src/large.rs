@@ -8,6 +8,9 @@ use std::mem::MaybeUninit;
 /// Size in bytes from which on a buffer is large.
 const LARGE: usize = 16 << 20;
 
+/// Number of bytes of a buffer that are moved at once when it grows: as many are there twice.
+const PIECE: usize = 4 << 20;
+
 /// A multiple of the size of a memory page in bytes.
 const PAGE: usize = 64 << 10;
 
@@ -40,8 +43,17 @@ pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
     }
     let by = if wanted == 0 { buf.len() } else { wanted.min(buf.len()) };
     let mut grown = BytesMut::with_capacity(buf.len() + by.max(more));
-    grown.extend_from_slice(buf);
+    for piece in buf.chunks_mut(PIECE) {
+        grown.extend_from_slice(piece);
+        give_back(initialised(piece));
+    }
     free(std::mem::replace(buf, grown));
+}
+
+/// Returns memory whose contents are not needed any more.
+fn initialised(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
+    // SAFETY: the layout is the same, and only zeros are written through the result.
+    unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) }
 }
 
 /// Returns the memory of whole pages to the system; the next write gets pages of zeros.

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 pub(crate) const TWO_WORKERS: [&str; 4] = ["--workers", "2", "--shards", "2"];
 const MIB: usize = 1 << 20;
 
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 pub(crate) fn encode(words: &[&[u8]]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -369,6 +372,29 @@ fn a_large_value_takes_little_more_than_itself_and_its_copy() {
         let most = length as u64 * 12 / 5;
         assert!(grown < most, "{} MiB with {net_workers}", grown >> 20);
     }
+}
+
+#[test]
+fn a_value_that_is_half_sent_takes_what_was_sent() {
+    let server = Server::start(&["--workers", "1", "--memory-budget", "64mb"]);
+    let (before, length) = (server.rss(), 200 * MIB);
+    let mut socket = server.socket();
+    let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${length}\r\n");
+    socket.write_all(head.as_bytes()).expect("sent");
+    // The buffer has grown several times, the last time with more than 128 MiB in it.
+    let sent = length - MIB;
+    for n in 0..sent / MIB {
+        socket.write_all(&[n as u8; MIB]).expect("sent");
+    }
+    let query = || info(&server, "clients", "client_recent_max_input_buffer");
+    let deadline = Instant::now() + PATIENCE;
+    while (query() as usize) < sent && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let grown = server.peak_rss().saturating_sub(before);
+    assert!(grown < sent as u64 * 5 / 4, "{} MiB", grown >> 20);
+    socket.write_all(&vec![0; MIB + 2]).expect("sent");
+    drop(socket);
 }
 
 #[test]
