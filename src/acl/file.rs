@@ -2,6 +2,7 @@
 
 use super::accounts::Accounts;
 use super::user::{CHECKED_EVERY, RuleError, User, has_blanks, merge_selectors};
+use crate::open_files::open_regular;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -53,7 +54,7 @@ impl AclFile {
     }
 
     fn text(&self) -> io::Result<Vec<u8>> {
-        let file = File::open(&self.path)?;
+        let file = open_regular(&self.path)?;
         let metadata = file.metadata()?;
         if metadata.permissions().mode() & 0o077 != 0 {
             tracing::warn!(

@@ -2,10 +2,11 @@
 
 use super::TlsError;
 use crate::config::TlsSettings;
+use crate::open_files::open_regular;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Result};
 use std::path::Path;
 
@@ -21,7 +22,7 @@ const ENCRYPTED: [&str; 2] = ["BEGIN ENCRYPTED PRIVATE KEY", "Proc-Type: 4,ENCRY
 fn read(path: &Path) -> Result<Vec<u8>> {
     let mut text = Vec::new();
     // The memory grows with the bytes that are there.
-    File::open(path)?.take(MAX_FILE).read_to_end(&mut text)?;
+    open_regular(path)?.take(MAX_FILE).read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -40,7 +41,16 @@ fn read_for(directive: &'static str, path: &str) -> std::result::Result<Vec<u8>,
 /// Returns the certificates of a text.
 fn certificates(text: &[u8]) -> std::result::Result<Vec<CertificateDer<'static>>, String> {
     let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    found.map_err(|error| error.to_string())
+    found.map_err(|error| pem_reason(&error))
+}
+
+/// Returns the reason why a text cannot be parsed.
+fn pem_reason(error: &Error) -> String {
+    match error {
+        Error::MissingSectionEnd { .. } => "a section of it has no end".to_owned(),
+        Error::IllegalSectionStart { .. } => "a section of it has no right beginning".to_owned(),
+        error => error.to_string(),
+    }
 }
 
 type TlsResult<T> = std::result::Result<T, TlsError>;
@@ -72,7 +82,7 @@ pub(super) fn key(directive: &'static str, path: &str) -> TlsResult<PrivateKeyDe
     match PrivateKeyDer::from_pem_slice(&text) {
         Ok(private) => Ok(private),
         Err(Error::NoItemsFound) => of(directive, path, "it has no private key in PEM"),
-        Err(error) => of(directive, path, &error.to_string()),
+        Err(error) => of(directive, path, &pem_reason(&error)),
     }
 }
 
