@@ -74,7 +74,7 @@ pub fn prepare(config: Config) -> Result<Prepared> {
     let settings = config.settings();
     let options = open_options(&settings)?;
     // The final number depends on the number of shards.
-    listen::endpoints(&settings)?;
+    listen::check(&settings)?;
     let accounts = load_accounts(&config, Budget::new(&settings).users)
         .map_err(anyhow::Error::msg)
         .context("users of access control")?;
@@ -480,6 +480,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_mailbox(inbox));
     tokio::task::spawn_local(worker.clone().run_loader());
     tokio::task::spawn_local(worker.clone().run_parked());
+    tokio::task::spawn_local(worker.clone().run_impatience());
     tokio::task::spawn_local(worker.clone().run_turns());
     tokio::task::spawn_local(worker.clone().run_cron());
     tokio::task::spawn_local(worker.clone().run_materialiser());

@@ -6,8 +6,8 @@ pub mod registry;
 mod request;
 mod route;
 
-pub use outcome::{Answer, Outcome, RoundError};
-pub use request::{Invocation, OwnedCommand, Request};
+pub use outcome::{Answer, Outcome, RoundError, aborted_by};
+pub use request::{Invocation, OwnedCommand, Patience, Request};
 pub use route::Route;
 
 /// A command or subcommand, as lookups return it.

@@ -61,3 +61,9 @@ impl From<&str> for RoundError {
         text.to_owned().into()
     }
 }
+
+/// Returns the error text of an EXEC that was refused itself.
+pub fn aborted_by(text: &[u8]) -> Vec<u8> {
+    let cause = text.strip_prefix(b"ERR ").unwrap_or(text);
+    [b"EXECABORT Transaction discarded because of: ", cause].concat()
+}

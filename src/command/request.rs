@@ -1,7 +1,8 @@
 //! A command that a client has sent, with the state of its session that it depends on.
 
-use super::Command;
+use super::{Command, aborted_by};
 use crate::config::Settings;
+use flagstone_commands::flag;
 use flagstone_storage::KeyHash;
 use flagstone_storage::need::Key;
 use flagstone_wire::resp::{Args, OwnedArgs, Proto};
@@ -37,6 +38,44 @@ impl Request {
             track: false,
             again: false,
             sees_expired: false,
+        }
+    }
+}
+
+/// Limit of a command's wait for locks: a script may become busy meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Patience {
+    /// It waits on: the server itself runs it, or its client was blocked and is about to be served.
+    #[default]
+    Endless,
+    /// It is refused.
+    Short,
+    /// It is an EXEC, and refused with its transaction.
+    ShortOfExec,
+}
+
+impl Patience {
+    /// Returns that of a command.
+    pub fn of(command: &Command, request: &Request) -> Self {
+        if request.client == 0 || request.again || command.spec.has(flag!(ALLOW_BUSY)) {
+            Self::Endless
+        } else if command.spec.has(flag!(EXEC)) {
+            Self::ShortOfExec
+        } else {
+            Self::Short
+        }
+    }
+
+    /// Returns true if the command is refused.
+    pub fn is_short(self) -> bool {
+        self != Self::Endless
+    }
+
+    /// Returns the error of a refused command, made of the one about the script.
+    pub fn refusal(self, busy: &str) -> Vec<u8> {
+        match self {
+            Self::ShortOfExec => aborted_by(busy.as_bytes()),
+            Self::Endless | Self::Short => busy.into(),
         }
     }
 }

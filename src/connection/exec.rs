@@ -19,12 +19,6 @@ const MAX_QUEUED: usize = u32::MAX as usize;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
-/// Returns the error text of an EXEC that was refused itself.
-pub(super) fn aborted_by(text: &[u8]) -> Vec<u8> {
-    let cause = text.strip_prefix(b"ERR ").unwrap_or(text);
-    [b"EXECABORT Transaction discarded because of: ", cause].concat()
-}
-
 impl Connection {
     /// Queues a command; returns false if the queue exceeds its limit.
     pub(super) fn queue(

@@ -19,7 +19,7 @@ mod wire;
 mod wrong_port;
 
 use crate::clients::{Client, count};
-use crate::command::{Command, Outcome};
+use crate::command::{Command, Outcome, aborted_by};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -522,7 +522,7 @@ impl Connection {
         let command = gate::resolve(args).ok();
         let exec = command.filter(|command| command.spec.has(flag!(EXEC)));
         let text = match exec {
-            Some(_) => exec::aborted_by(&text),
+            Some(_) => aborted_by(&text),
             None => text,
         };
         self.worker.stats().refused(command, &text);

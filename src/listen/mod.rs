@@ -275,6 +275,19 @@ pub fn endpoints(settings: &Settings) -> Result<Vec<Endpoint>> {
     Ok(out)
 }
 
+/// Checks the settings of the places to listen on, as far as that is possible without them.
+///
+/// # Errors
+/// The settings name no place, or one that cannot be.
+pub fn check(settings: &Settings) -> Result<()> {
+    for endpoint in endpoints(settings)? {
+        if let Endpoint::Unix(path) = endpoint {
+            unix_socket::check(&path, settings).with_context(|| format!("unixsocket {path}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// Returns the addresses of `bind` with this port.
 fn addresses(settings: &Settings, port: u16) -> Result<Vec<SocketAddr>> {
     let mut out = Vec::new();

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 /// File with the groups of this machine, by name.
 const GROUPS: &str = "/etc/group";
 
+const TAKEN: &str = "the file exists, and is no socket";
+
 /// The file of a socket. It is removed with this value, unless another file has taken its place.
 pub(super) struct SocketFile {
     path: PathBuf,
@@ -29,6 +31,24 @@ impl Drop for SocketFile {
 
 fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
+}
+
+/// Checks the settings of a Unix socket, before anything is done about them.
+///
+/// # Errors
+/// There can be no socket of this path, or the group does not exist.
+pub(super) fn check(path: &str, settings: &Settings) -> Result<()> {
+    let path = Path::new(path);
+    socket2::SockAddr::unix(path)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if !fs::metadata(parent.unwrap_or(Path::new(".")))?.is_dir() {
+        bail!("its parent is no directory");
+    }
+    if fs::symlink_metadata(path).is_ok_and(|file| !file.file_type().is_socket()) {
+        bail!(TAKEN);
+    }
+    settings.unixsocketgroup.as_deref().map_or(Ok(0), group_id)?;
+    Ok(())
 }
 
 /// Listens on a Unix socket, with the permissions and the group of the settings. A socket that a
@@ -64,7 +84,7 @@ fn remove_left_over(path: &Path) -> Result<()> {
         Err(error) => return Err(error.into()),
     };
     if !file.file_type().is_socket() {
-        bail!("the file exists, and is no socket");
+        bail!(TAKEN);
     }
     match UnixStream::connect(path) {
         Ok(_) => bail!("another process listens on it"),

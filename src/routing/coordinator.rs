@@ -11,7 +11,7 @@
 
 use super::units::{lose, run_detached};
 use super::{databases, permits};
-use crate::command::{Answer, Outcome, OwnedCommand, Request, RoundError, Route};
+use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
@@ -47,6 +47,8 @@ const MAX_UNIT_LOCKINGS: usize = 4;
 pub(super) struct Coordination {
     /// The connection whose changes they are; 0 if none.
     client: u64,
+    /// Limit of the command's wait for locks.
+    pub(super) patience: Patience,
     /// Holds, by worker.
     pub(super) holds: BTreeMap<usize, u64>,
     /// True if the holds are on whole workers; they last until the command has ended.
@@ -126,7 +128,9 @@ pub(crate) async fn coordinate(
 ) -> Ran {
     let Request { client: id, proto, .. } = command.request;
     let mut out = Reply::new(proto);
-    let mut held = Coordination { client: changer(command.command, id), ..Coordination::default() };
+    let patience = Patience::of(command.command, &command.request);
+    let mut held =
+        Coordination { client: changer(command.command, id), patience, ..Coordination::default() };
     let outcome = run(worker, command, request, &mut held, &mut out).await;
     let text = outcome.as_ref().err().and_then(UnitStop::text);
     let mut ended = if text.is_some() { Outcome::Failed } else { held.effects.outcome() };
@@ -414,6 +418,7 @@ fn by_worker(node: &Node, wanted: &Requirements, held: &Coordination) -> BTreeMa
         let acquire = out.entry(target).or_default();
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
+        acquire.patience = held.patience;
         acquire.reader = wanted.reader;
         if wanted.reader.is_some()
             && wanted.read.as_ref().is_none_or(|read| read.contains(&(*db, key.clone())))
@@ -476,7 +481,7 @@ pub(super) async fn hold_all(worker: &Worker, held: &mut Coordination) -> Result
     held.exclusive = true;
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
-        match acquire_whole(worker, target).await {
+        match acquire_whole(worker, target, held.patience).await {
             Ok(hold) => {
                 held.holds.insert(target, hold);
             }
@@ -490,8 +495,12 @@ pub(super) async fn hold_all(worker: &Worker, held: &mut Coordination) -> Result
 }
 
 /// Holds one worker; fails with the error text for the client.
-async fn acquire_whole(worker: &Worker, target: usize) -> Result<u64, RoundError> {
-    let whole = Acquire { all: true, ..Acquire::default() };
+async fn acquire_whole(
+    worker: &Worker,
+    target: usize,
+    patience: Patience,
+) -> Result<u64, RoundError> {
+    let whole = Acquire { all: true, patience, ..Acquire::default() };
     acquire(worker, target, whole).await.map(|grant| grant.hold)
 }
 

@@ -6,6 +6,7 @@
 
 use super::call::{CallOutcome, CallStop};
 use super::coordinator::{Changed, Coordination, hand_back, hold_all, release};
+use crate::command::Patience;
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_commands::ErrorText;
@@ -154,6 +155,7 @@ async fn change(
 async fn change_now(worker: &Rc<Worker>, make: impl FnOnce(&Node, &mut [u32])) -> CallOutcome {
     let node = &worker.node;
     let mut held = Coordination::default();
+    held.patience = Patience::Short;
     hold_all(worker, &mut held).await?;
     let before = worker.partition.borrow().store.generations();
     let mut now = before.clone();

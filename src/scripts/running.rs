@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// Kind of the code that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +104,8 @@ struct BusyLog {
 pub struct Running {
     all: Mutex<Vec<Arc<Control>>>,
     busy: AtomicUsize,
+    /// Number of scripts that have become busy so far.
+    onsets: watch::Sender<u64>,
     told: Mutex<BusyLog>,
 }
 
@@ -130,8 +133,14 @@ impl Running {
         let is_new = !control.busy.swap(true, Ordering::Relaxed);
         if is_new {
             self.busy.fetch_add(1, Ordering::Relaxed);
+            self.onsets.send_modify(|onsets| *onsets += 1);
         }
         is_new
+    }
+
+    /// Returns a receiver that changes when a script has become busy.
+    pub fn onsets(&self) -> watch::Receiver<u64> {
+        self.onsets.subscribe()
     }
 
     /// Returns the number of busy scripts that were not logged, if a script that has become busy at

@@ -6,6 +6,7 @@
 //! commits, and lets the background jobs finish.
 
 use super::Worker;
+use crate::command::Patience;
 use crate::node::Node;
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
@@ -179,7 +180,7 @@ impl Worker {
                 "some commands on several workers did not end in time"
             );
         }
-        let (_lock, granted) = self.locks.borrow_mut().enqueue_barrier();
+        let (_lock, granted) = self.locks.borrow_mut().enqueue_barrier(Patience::Endless);
         if tokio::time::timeout(CLOSING, granted).await.is_err() {
             tracing::warn!(worker = self.id, "some commands did not end in time");
         }

@@ -8,7 +8,8 @@
 use super::turns::MANY_KEYS;
 use super::{Lock, LockKey, Shown, Worker};
 use crate::blocking::HeldLocks;
-use crate::command::RoundError;
+use crate::command::{Outcome, Patience, RoundError};
+use crate::scripts::ScriptKind;
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::store::Need;
@@ -29,6 +30,8 @@ pub struct Acquire {
     pub all: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
+    /// Limit of the wait for the locks.
+    pub patience: Patience,
     /// The tracking client that reads keys, and these keys.
     pub reader: Option<u64>,
     pub reads: Vec<Box<[u8]>>,
@@ -83,14 +86,21 @@ impl Worker {
     pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: oneshot::Sender<Grant>) {
         let locked = match acquire.under {
             Some(_) => None,
-            None if acquire.all => Some(self.lock_all()),
-            None => Some(self.lock(&acquire.keys)),
+            None if acquire.all => Some(self.lock_all(acquire.patience)),
+            None => Some(self.lock_for(&acquire.keys, acquire.patience)),
         };
         let worker = self.clone();
         tokio::task::spawn_local(async move {
             let mut lock = None;
             if let Some((queued, granted)) = locked {
                 if granted.await.is_err() {
+                    drop(queued);
+                    // It may have ended meanwhile.
+                    let kind = worker.node.scripts.running.busy().unwrap_or(ScriptKind::Script);
+                    let text = acquire.patience.refusal(kind.busy_text());
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    let error = Some(RoundError { text, outcome: Outcome::Refused });
+                    let _ = to.send(Grant { error, ..Grant::default() });
                     return;
                 }
                 lock = Some(queued);

@@ -3,6 +3,7 @@
 //! worker.
 
 use super::parked::Parked;
+use crate::command::Patience;
 use flagstone_storage::Layout;
 pub(crate) use flagstone_storage::need::Key as LockKey;
 use fnv::FnvHashMap;
@@ -22,8 +23,18 @@ pub(super) type LockPlaces = SmallVec<[LockPlace; 1]>;
 /// A task or a command in a queue.
 #[derive(Debug)]
 pub(super) enum LockWaiter {
-    Task(oneshot::Sender<()>),
+    Task(oneshot::Sender<()>, Patience),
     Command(Box<Parked>),
+}
+
+impl LockWaiter {
+    /// Returns true if it does not wait for a busy script.
+    fn is_impatient(&self) -> bool {
+        match self {
+            Self::Task(_, patience) => patience.is_short(),
+            Self::Command(parked) => parked.patience().is_short(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -39,7 +50,7 @@ struct LockTicket {
 #[derive(Debug)]
 enum Behind {
     Keys(TicketId, LockPlaces, LockWaiter),
-    Barrier(TicketId, oneshot::Sender<()>),
+    Barrier(TicketId, oneshot::Sender<()>, Patience),
 }
 
 /// Table of the locks of a worker.
@@ -53,7 +64,7 @@ pub(crate) struct LockTable {
     next: TicketId,
     /// Barrier that is waited for or held: later requests queue behind it.
     barrier: Option<TicketId>,
-    barrier_granted: Option<oneshot::Sender<()>>,
+    barrier_granted: Option<(oneshot::Sender<()>, Patience)>,
     behind: VecDeque<Behind>,
 }
 
@@ -95,13 +106,15 @@ impl LockTable {
         !self.queues.is_empty() && self.queues.contains_key(&self.place(db, key))
     }
 
-    /// Queues for some keys. The receiver resolves when all of them are locked.
+    /// Queues for some keys. The receiver resolves when all of them are locked, or fails when the
+    /// wait is over because of a busy script.
     pub(crate) fn enqueue<'a>(
         &mut self,
         keys: impl IntoIterator<Item = (u32, &'a [u8])>,
+        patience: Patience,
     ) -> (TicketId, oneshot::Receiver<()>) {
         let (tx, rx) = oneshot::channel();
-        (self.queue(self.places(keys), LockWaiter::Task(tx)), rx)
+        (self.queue(self.places(keys), LockWaiter::Task(tx, patience)), rx)
     }
 
     /// Queues a command for some places; [`LockTable::next_granted`] returns it.
@@ -148,17 +161,46 @@ impl LockTable {
         })
     }
 
-    /// Queues for the whole worker. The receiver resolves when no other ticket holds anything.
-    pub(crate) fn enqueue_barrier(&mut self) -> (TicketId, oneshot::Receiver<()>) {
+    /// Queues for the whole worker. The receiver resolves when no other ticket holds anything, or
+    /// fails when the wait is over because of a busy script.
+    pub(crate) fn enqueue_barrier(
+        &mut self,
+        patience: Patience,
+    ) -> (TicketId, oneshot::Receiver<()>) {
         let (tx, rx) = oneshot::channel();
         self.next += 1;
         let id = self.next;
         if self.barrier.is_some() {
-            self.behind.push_back(Behind::Barrier(id, tx));
+            self.behind.push_back(Behind::Barrier(id, tx, patience));
         } else {
-            self.raise(id, tx);
+            self.raise(id, tx, patience);
         }
         (id, rx)
+    }
+
+    /// Ends the waits of the impatient: returns the commands with their tickets, which are to be
+    /// released; the tasks release theirs.
+    pub(super) fn end_waits(&mut self) -> Vec<(TicketId, Box<Parked>)> {
+        let mut out = Vec::new();
+        let mut end = |id, waiter| match waiter {
+            LockWaiter::Command(parked) => out.push((id, parked)),
+            LockWaiter::Task(granted, _) => drop(granted),
+        };
+        for (id, ticket) in &mut self.tickets {
+            if let Some(waiter) = ticket.waiter.take_if(|waiter| waiter.is_impatient()) {
+                end(*id, waiter);
+            }
+        }
+        self.barrier_granted.take_if(|(_, patience)| patience.is_short());
+        for behind in std::mem::take(&mut self.behind) {
+            match behind {
+                Behind::Keys(id, _, waiter) if waiter.is_impatient() => end(id, waiter),
+                Behind::Barrier(_, _, patience) if patience.is_short() => {}
+                behind => self.behind.push_back(behind),
+            }
+        }
+        out.sort_unstable_by_key(|(id, _)| *id);
+        out
     }
 
     /// Releases the locks that a ticket holds or waits for.
@@ -173,7 +215,7 @@ impl LockTable {
             }
         } else {
             self.behind
-                .retain(|b| !matches!(b, Behind::Keys(n, ..) | Behind::Barrier(n, _) if *n == id));
+                .retain(|b| !matches!(b, Behind::Keys(n, ..) | Behind::Barrier(n, ..) if *n == id));
         }
         self.grant_barrier();
     }
@@ -214,7 +256,7 @@ impl LockTable {
             return;
         };
         match ticket.waiter.take() {
-            Some(LockWaiter::Task(granted)) => {
+            Some(LockWaiter::Task(granted, _)) => {
                 // If the receiver is dropped, its owner releases the ticket.
                 let _ = granted.send(());
             }
@@ -223,15 +265,15 @@ impl LockTable {
         }
     }
 
-    fn raise(&mut self, id: TicketId, granted: oneshot::Sender<()>) {
+    fn raise(&mut self, id: TicketId, granted: oneshot::Sender<()>, patience: Patience) {
         self.barrier = Some(id);
-        self.barrier_granted = Some(granted);
+        self.barrier_granted = Some((granted, patience));
         self.grant_barrier();
     }
 
     fn grant_barrier(&mut self) {
         if self.tickets.is_empty()
-            && let Some(granted) = self.barrier_granted.take()
+            && let Some((granted, _)) = self.barrier_granted.take()
         {
             // If the receiver is dropped, its owner releases the ticket.
             let _ = granted.send(());
@@ -243,7 +285,7 @@ impl LockTable {
             match self.behind.pop_front() {
                 None => return,
                 Some(Behind::Keys(id, places, waiter)) => self.admit(id, places, waiter),
-                Some(Behind::Barrier(id, granted)) => self.raise(id, granted),
+                Some(Behind::Barrier(id, granted, patience)) => self.raise(id, granted, patience),
             }
         }
     }
@@ -255,6 +297,7 @@ mod tests {
     use crate::command::registry;
     use crate::command::{OwnedCommand, Request};
     use flagstone_wire::resp::OwnedArgs;
+    use tokio::sync::oneshot::error::TryRecvError;
 
     fn table() -> LockTable {
         LockTable::new(Arc::new(Layout { shards: 1, seed: 3 }))
@@ -262,7 +305,7 @@ mod tests {
 
     impl LockTable {
         fn enqueue_names(&mut self, names: &[&str]) -> (TicketId, oneshot::Receiver<()>) {
-            self.enqueue(names.iter().map(|name| (0, name.as_bytes())))
+            self.enqueue(names.iter().map(|name| (0, name.as_bytes())), Patience::Endless)
         }
     }
 
@@ -301,7 +344,7 @@ mod tests {
     fn a_barrier_waits_for_all_before_and_holds_all_behind() {
         let mut locks = table();
         let (a, _a_rx) = locks.enqueue_names(&["x"]);
-        let (b, mut b_rx) = locks.enqueue_barrier();
+        let (b, mut b_rx) = locks.enqueue_barrier(Patience::Endless);
         let (c, mut c_rx) = locks.enqueue_names(&["y"]);
         assert!(b_rx.try_recv().is_err());
         assert!(locks.blocks(0, std::iter::empty()));
@@ -325,6 +368,32 @@ mod tests {
         let waiting = locks.waiting(0, key.as_bytes());
         let names = waiting.flat_map(|parked| parked.command.names(0, key.as_bytes()));
         names.map(|name| String::from_utf8_lossy(name).into()).collect()
+    }
+
+    #[test]
+    fn waits_of_the_impatient_end_and_those_of_others_go_on() {
+        let mut locks = table();
+        let (holder, mut held) = locks.enqueue_names(&["a"]);
+        assert!(held.try_recv().is_ok());
+        let key = [(0, &b"a"[..])];
+        let (task, mut refused) = locks.enqueue(key, Patience::Short);
+        let (_, mut waits) = locks.enqueue(key, Patience::Endless);
+        let places = locks.places(key);
+        locks.enqueue_command(places.clone(), parked("GET a"));
+        let (barrier, mut whole) = locks.enqueue_barrier(Patience::Short);
+        locks.enqueue_command(places, parked("SET a 1"));
+        let (behind, mut last) = locks.enqueue_barrier(Patience::Endless);
+        let ended = locks.end_waits();
+        assert!(ended.is_empty(), "commands of nobody");
+        assert!(matches!(refused.try_recv(), Err(TryRecvError::Closed)));
+        assert!(matches!(whole.try_recv(), Err(TryRecvError::Closed)));
+        assert!(matches!(waits.try_recv(), Err(TryRecvError::Empty)));
+        locks.release(task);
+        locks.release(barrier);
+        locks.release(holder);
+        assert!(waits.try_recv().is_ok(), "the one in front has given up");
+        assert!(matches!(last.try_recv(), Err(TryRecvError::Empty)));
+        assert!(!locks.is_barrier(holder) && locks.is_barrier(behind));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub use scan::{Cursor, ScanKey, ScanPage};
 pub use watching::{Watches, begin_watch};
 
 use crate::blocking::WaitTable;
-use crate::command::{Answer, Command, OwnedCommand, RoundError};
+use crate::command::{Answer, Command, OwnedCommand, Patience, RoundError};
 use crate::config::Settings;
 use crate::node::{Node, ShutdownRequest, WorkerStats};
 use buffers::Buffers;
@@ -260,14 +260,26 @@ impl Worker {
         self: &Rc<Self>,
         keys: impl IntoIterator<Item = &'a LockKey>,
     ) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
+        self.lock_for(keys, Patience::Endless)
+    }
+
+    /// Queues for some keys, for as long as the command has patience.
+    pub(crate) fn lock_for<'a>(
+        self: &Rc<Self>,
+        keys: impl IntoIterator<Item = &'a LockKey>,
+        patience: Patience,
+    ) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
         let keys = keys.into_iter().map(|(db, key)| (*db, &**key));
-        let (id, granted) = self.locks.borrow_mut().enqueue(keys);
+        let (id, granted) = self.locks.borrow_mut().enqueue(keys, patience);
         (Lock { worker: self.clone(), id }, granted)
     }
 
     /// Queues for the whole worker.
-    pub(crate) fn lock_all(self: &Rc<Self>) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
-        let (id, granted) = self.locks.borrow_mut().enqueue_barrier();
+    pub(crate) fn lock_all(
+        self: &Rc<Self>,
+        patience: Patience,
+    ) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
+        let (id, granted) = self.locks.borrow_mut().enqueue_barrier(patience);
         (Lock { worker: self.clone(), id }, granted)
     }
 

@@ -5,7 +5,7 @@
 use super::execute::{Blocked, CoordinatorRequest, Ran, declared};
 use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
-use crate::command::OwnedCommand;
+use crate::command::{Outcome, OwnedCommand, Patience};
 use crate::node::WorkerStats;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -180,6 +180,19 @@ impl Worker {
         }
     }
 
+    /// Refuses the commands that wait for locks whenever a script has become busy, as those are
+    /// refused that come later; runs until the worker ends.
+    pub(crate) async fn run_impatience(self: Rc<Self>) {
+        let mut onsets = self.node.scripts.running.onsets();
+        while onsets.changed().await.is_ok() {
+            let Some(kind) = self.node.scripts.running.busy() else { continue };
+            let refused = self.locks.borrow_mut().end_waits();
+            for (id, parked) in refused {
+                parked.refuse(Lock { worker: self.clone(), id }, kind.busy_text());
+            }
+        }
+    }
+
     /// Loads the data that a command misses, or runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
         if parked.room.as_ref().is_some_and(Room::is_spent) {
@@ -304,6 +317,19 @@ impl Parked {
     ) -> Box<Self> {
         let _place = ParkedMemory::new(&command, stats);
         Box::new(Self { command, _place, missed, parts: HashSet::new(), room, to })
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        Patience::of(self.command.command, &self.command.request)
+    }
+
+    /// Refuses the command, which waits for the locks of a busy script.
+    fn refuse(self, lock: Lock, busy: &str) {
+        let text = self.patience().refusal(busy);
+        lock.worker.stats().refused(Some(self.command.command), &text);
+        let mut ran = Ran::failed(self.command.request.proto, text);
+        ran.answer.outcome = Outcome::Refused;
+        self.end(lock, ran);
     }
 
     /// Sends the command back, to run later.

@@ -140,6 +140,11 @@ fn a_refused_configuration_is_status_2_and_names_the_directive() {
         (&["--bind", ""], "bind"),
         (&["--store", "ftp://bucket/prefix"], "store"),
         (&["--logfile", "/no/such/directory/log"], "logfile"),
+        (&["--unixsocket", "/no/such/directory/socket"], "unixsocket"),
+        (&["--unixsocket", &"long/".repeat(50)], "unixsocket"),
+        (&["--unixsocket", "/dev/null"], "the file exists, and is no socket"),
+        (&["--unixsocket", "s", "--unixsocketgroup", "no such group"], "unixsocketgroup"),
+        (&["--aclfile", "/dev/zero"], "it is no regular file"),
     ];
     for (options, name) in cases {
         let (status, text) = server.refusal(options);

@@ -314,6 +314,48 @@ fn a_client_that_is_killed_while_its_wait_begins_leaves_no_lock() {
 }
 
 #[test]
+fn commands_that_wait_for_a_script_are_refused_once_it_is_busy() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "1500"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        // It ends up with a hold on every worker.
+        let script =
+            "local n = 0 while true do n = n + 1 redis.call('GET', KEYS[1] .. n % 100) end";
+        let attack = in_background(&server, &["EVAL", script, "1", "{k}"]);
+        until_in(&mut client, "eval", 1);
+        sleep(Duration::from_millis(300));
+        let waiting = [
+            in_background(&server, &["SET", "{k}", "1"]),
+            in_background(&server, &["GET", "{k}50"]),
+            in_background(&server, &["MSET", "a", "1", "b", "2", "c", "3", "{k}", "4"]),
+            in_background(&server, &["EVAL", "redis.call('SET', KEYS[1], 5)", "1", "{k}"]),
+            in_background(&server, &["FLUSHALL"]),
+        ];
+        let mut other = server.client();
+        let exec = spawn(move || {
+            run(&mut other, &["MULTI"]).expect("begun");
+            run(&mut other, &["SET", "{k}", "6"]).expect("queued");
+            run(&mut other, &["EXEC"])
+        });
+        for reply in waiting {
+            let error = reply.join().expect("joined").expect_err("the script is busy");
+            assert_eq!(error.code(), Some("BUSY"), "{error}");
+        }
+        let error = exec.join().expect("joined").expect_err("the script is busy").to_string();
+        assert!(error.contains("discarded because of: BUSY Valkey is busy"), "{error}");
+        let error = run(&mut client, &["GET", "{k}"]).expect_err("so is one that comes later");
+        assert_eq!(error.code(), Some("BUSY"));
+        kill_all(&mut client, vec![attack]);
+        for key in ["{k}", "a", "b", "c"] {
+            let found = run(&mut client, &["EXISTS", key]).expect("nobody holds a key");
+            assert_eq!(found, Value::Int(0), "{key}");
+        }
+        run(&mut client, &["MSET", "a", "1", "b", "2", "c", "3", "{k}", "4"]).expect("stored");
+    }
+}
+
+#[test]
 fn a_server_that_is_told_to_end_ends_whatever_scripts_do() {
     let mut server = Server::start(OPTIONS);
     for round in 0..2 {
