@@ -354,7 +354,7 @@ impl Connection {
         let pause = loop {
             let layout = &self.worker.node.layout;
             let stopped = ahead.fill(&mut parser, data, &mut parsed, &limits, layout);
-            ahead.warm(&self.worker.partition.borrow().store, &parser, data, self.session.db);
+            self.worker.warm_ahead(&ahead, (&parser, data), self.session.db);
             if let Some(pause) =
                 self.dispatch_ahead(&ahead, &parser, data, &mut done, cycle, &mut settings)
             {

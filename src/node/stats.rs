@@ -73,8 +73,22 @@ impl Deref for ByCommand {
     }
 }
 
+/// A value with cache lines of its own, which other cores read often.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct OwnLine<T>(T);
+
+impl<T> Deref for OwnLine<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
 /// All counters of a worker.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct WorkerStats {
     pub by_command: ByCommand,
     /// Number of error replies by code.
@@ -90,7 +104,7 @@ pub struct WorkerStats {
     pub remote_batches: AtomicU64,
     pub parked: AtomicU64,
     /// Approximate number of bytes of the commands that are parked now.
-    pub parked_bytes: AtomicU64,
+    pub parked_bytes: OwnLine<AtomicU64>,
     pub connections: AtomicU64,
     pub commits: AtomicU64,
     pub failed_commits: AtomicU64,

@@ -2,6 +2,7 @@
 //! hot tier, so that the processor waits for the memory of many keys at once instead of one after
 //! the other.
 
+use super::Worker;
 use crate::command::{Command, registry};
 use flagstone_storage::store::Store;
 use flagstone_storage::{KeyHash, Layout};
@@ -140,15 +141,22 @@ impl Ahead {
     }
 
     /// Prefetches the keys of the commands, then the elements that they name.
-    pub(crate) fn warm(&self, store: &Store, parser: &Parser, data: &[u8], db: u32) {
+    /// `is_own`: returns false for keys of other workers, which stay where they are.
+    pub(crate) fn warm(
+        &self,
+        store: &Store,
+        (parser, data): (&Parser, &[u8]),
+        db: u32,
+        is_own: impl Fn(KeyHash) -> bool,
+    ) {
         if self.keys.len() < 2 {
             return;
         }
-        self.keys.iter().for_each(|at| store.warm(db, *at));
+        self.keys.iter().filter(|at| is_own(**at)).for_each(|at| store.warm(db, *at));
         let mut room = ELEMENTS;
         let mut rest = 0..self.len();
         while let Some(first) = rest.next() {
-            let Some(at) = self.commands[first].at else { continue };
+            let Some(at) = self.commands[first].at.filter(|at| is_own(*at)) else { continue };
             // Includes all following commands on the same key.
             let end = rest.clone().find(|&n| self.commands[n].at != Some(at)).unwrap_or(rest.end);
             let wanted = (first..end).flat_map(|n| {
@@ -159,6 +167,14 @@ impl Ahead {
             room -= store.warm_elements(db, at, wanted.take(room));
             rest.start = end;
         }
+    }
+}
+
+impl Worker {
+    /// Prefetches the keys of commands parsed ahead that are this worker's.
+    pub(crate) fn warm_ahead(&self, ahead: &Ahead, text: (&Parser, &[u8]), db: u32) {
+        let is_own = |at: KeyHash| self.node.worker_of(at.slot) == self.id;
+        ahead.warm(&self.partition.borrow().store, text, db, is_own);
     }
 }
 

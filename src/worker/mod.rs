@@ -55,7 +55,7 @@ pub use watching::{Watches, begin_watch};
 
 use crate::blocking::WaitTable;
 use crate::command::{Answer, Command, OwnedCommand, Patience, RoundError};
-use crate::config::Settings;
+use crate::config::{Config, Settings};
 use crate::node::{Node, ShutdownRequest, WorkerStats};
 use buffers::Buffers;
 use flagstone_storage::partition::Partition;
@@ -146,6 +146,11 @@ impl Lock {
     }
 }
 
+/// Returns a copy of the settings that no other worker refers to.
+fn own_settings(config: &Config) -> Arc<Settings> {
+    Arc::new(Settings::clone(&config.settings()))
+}
+
 impl Drop for Lock {
     fn drop(&mut self) {
         self.worker.locks.borrow_mut().release(self.id);
@@ -161,7 +166,7 @@ impl Worker {
         coordinate: Coordinate,
         partition: Partition,
     ) -> Rc<Self> {
-        let settings = (node.config.generation(), node.config.settings());
+        let settings = (node.config.generation(), own_settings(&node.config));
         let locks = LockTable::new(node.layout.clone());
         let hot_keys = hot_keys::HotKeys::new(node.clock.now_ms());
         Rc::new(Self {
@@ -201,12 +206,13 @@ impl Worker {
         })
     }
 
-    /// Returns the settings, refreshed if they have changed.
+    /// Returns the settings, refreshed if they have changed. They are the worker's own copy: no
+    /// other core counts its references.
     pub fn settings(&self) -> Arc<Settings> {
         let generation = self.node.config.generation();
         let mut cached = self.settings.borrow_mut();
         if cached.0 != generation {
-            *cached = (generation, self.node.config.settings());
+            *cached = (generation, own_settings(&self.node.config));
         }
         cached.1.clone()
     }

@@ -137,3 +137,18 @@ fn large_jumps_are_counted_once() {
     clock.look();
     assert_eq!(clock.jumps(), 2);
 }
+
+#[test]
+fn milliseconds_and_microseconds_are_of_one_time() {
+    let (time, clock) = clock();
+    assert_eq!(clock.now_ms(), THEN / 1000);
+    pass(&time, 700);
+    assert_eq!(clock.now_ms(), THEN / 1000);
+    set(&time, THEN + 100);
+    assert_eq!(clock.now_us(), THEN + 100);
+    pass(&time, 1000);
+    assert_eq!(clock.now_ms(), THEN / 1000 + 1);
+    set(&time, THEN);
+    assert_eq!(clock.now_ms(), THEN / 1000 + 1, "it was set back");
+    assert!(clock.now_us() >= THEN + 1000);
+}
