@@ -20,7 +20,7 @@ use crate::routing;
 use crate::signals::{self, Reloads, Stops};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, TlsServers, TlsSlot};
-use crate::worker::{Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
+use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
@@ -29,9 +29,11 @@ use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
+use std::future::poll_fn;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::{Builder, LocalOptions, Runtime};
@@ -462,16 +464,39 @@ fn spawn_worker(start: Start) -> Result<JoinHandle<Result<Partition>>> {
             let runtime = Builder::new_current_thread()
                 .enable_all()
                 .max_blocking_threads(1)
+                .on_thread_park(worker::before_park)
+                .on_thread_unpark(worker::after_unpark)
                 .build_local(LocalOptions::default())
                 .context("starting a worker's runtime")?;
-            runtime.block_on(run_worker(start))
+            let departure = Departure { id: start.id, peers: start.peers.clone() };
+            let ended = runtime.block_on(run_worker(start));
+            drop(departure);
+            ended
         })
         .context("starting a worker's thread")
+}
+
+/// A worker's thread; when it ends, in whatever way, so does all that others have sent to it.
+struct Departure {
+    id: usize,
+    peers: Arc<Peers>,
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        worker::set_here(None, Waker::noop());
+        self.peers.leave(self.id);
+    }
 }
 
 async fn run_worker(start: Start) -> Result<Partition> {
     let Start { id, node, peers, partition, inbox, sockets, net, mut stopped } = start;
     let worker = Worker::new(id, node.clone(), peers, routing::coordinate_boxed, partition);
+    poll_fn(|cx| {
+        worker::set_here(Some(&worker), cx.waker());
+        Poll::Ready(())
+    })
+    .await;
     let durable = Arc::new(Notify::new());
     let poke = durable.clone();
     node.journal.subscribe(Box::new(move || poke.notify_one()));

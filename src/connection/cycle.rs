@@ -193,7 +193,7 @@ impl Cycle {
                 Some(n) => n,
                 None => {
                     self.crowded |= worker.node.is_crowded(target);
-                    self.batches.push((target, CmdBatch::default()));
+                    self.batches.push((target, worker.hop.take_batch()));
                     self.batches.len() - 1
                 }
             };

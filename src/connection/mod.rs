@@ -182,6 +182,7 @@ impl Connection {
             if !self.finish(cycle, pause).await? {
                 return Ok(());
             }
+            self.worker.end_cycle();
         }
     }
 

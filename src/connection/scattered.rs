@@ -4,7 +4,9 @@
 
 use super::cycle::{CheckedReplies, ReplySource, confirmed};
 use crate::command::Outcome;
-use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Ran, Shown, Worker};
+use crate::worker::{
+    Awaited, BatchReply, CmdBatch, MAX_REPLIES, Message, Ran, Shown, Worker, WorkerReplies,
+};
 use flagstone_wire::resp::Reply;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -21,7 +23,7 @@ struct Remote {
 
 impl Remote {
     /// Runs the commands that were put off until the replies of others had been written.
-    async fn go_on(&mut self, worker: &Worker) {
+    async fn go_on(&mut self, worker: &Rc<Worker>) {
         let Some(mut before) = self.reply.take() else { return };
         let mut batch = before.take_rest();
         let mut rest = CmdBatch::default();
@@ -30,18 +32,35 @@ impl Remote {
             let first = batch.split_first();
             rest = std::mem::replace(&mut batch, first);
         }
-        let later = send(worker, self.worker, batch).await.await.ok();
+        let later = exchange(worker, [(self.worker, batch)]).await.pop().and_then(|later| later.1);
         self.reply = later.map(|mut later| before.fill(self.next, &mut later, rest));
         self.next = 0;
     }
 }
 
-/// Sends a batch; the receiver resolves with its replies.
-async fn send(worker: &Worker, target: usize, batch: CmdBatch) -> oneshot::Receiver<BatchReply> {
-    let (tx, rx) = oneshot::channel();
-    // A worker that has ended drops the message, and with it the sender.
-    let _ = worker.peers.mailboxes[target].send_batch(batch, tx).await;
-    rx
+/// Sends batches, short ones in parcels, and returns their replies when all have come.
+async fn exchange(
+    worker: &Rc<Worker>,
+    batches: impl IntoIterator<Item = (usize, CmdBatch)>,
+) -> Vec<WorkerReplies> {
+    let awaited = Awaited::new(worker);
+    let (mut long, mut gone) = (Vec::new(), Vec::new());
+    for (target, batch) in batches {
+        if !batch.is_short() {
+            let (tx, rx) = oneshot::channel();
+            // A worker that has ended drops the message, and with it the sender.
+            let _ = worker.peers.mailboxes[target].send(Message::Batch(batch, tx)).await;
+            long.push((target, rx));
+        } else if !awaited.send(target, batch).await {
+            gone.push((target, None));
+        }
+    }
+    let mut replies = awaited.replies().await;
+    for (target, rx) in long {
+        replies.push((target, rx.await.ok()));
+    }
+    replies.append(&mut gone);
+    replies
 }
 
 /// Replies that are yet to be put together.
@@ -72,12 +91,10 @@ impl Scattered {
         worker: &Rc<Worker>,
         batches: Vec<(usize, CmdBatch)>,
     ) -> (Reply, Option<Box<Self>>) {
-        let mut waiting = Vec::with_capacity(batches.len());
-        for (target, batch) in batches {
-            waiting.push((target, send(worker, target, batch).await));
-        }
-        for (target, rx) in waiting {
-            self.remote.push(Remote { worker: target, reply: rx.await.ok(), next: 0 });
+        if !batches.is_empty() {
+            let replies = exchange(worker, batches).await.into_iter();
+            self.remote =
+                replies.map(|(worker, reply)| Remote { worker, reply, next: 0 }).collect();
         }
         // Each reply's outcome is checked when it is appended.
         let _ = worker.wait_shown(&self.shown).await;
@@ -127,13 +144,19 @@ impl Scattered {
         }
         let replies = confirmed(worker, self.shows_data, whole.bytes, &whole.ends).await;
         let is_done = self.pieces.is_empty() || replies.is_lost();
-        (replies, (!is_done).then_some(self))
+        if is_done {
+            self.remote.into_iter().filter_map(|remote| remote.reply).for_each(|reply| {
+                worker.hop.give_reply(reply);
+            });
+            return (replies, None);
+        }
+        (replies, Some(self))
     }
 }
 
 /// Returns the next reply of a worker; `None` if it has ended.
 async fn next_of<'a>(
-    worker: &Worker,
+    worker: &Rc<Worker>,
     remote: Option<&'a mut Remote>,
 ) -> Option<(&'a [u8], Outcome)> {
     let remote = remote?;

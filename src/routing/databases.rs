@@ -5,7 +5,8 @@
 //! databases other generations. In a unit, the workspace is changed first.
 
 use super::call::{CallOutcome, CallStop};
-use super::coordinator::{Changed, Coordination, hand_back, hold_all, release};
+use super::coordinator::Coordination;
+use super::holds::{Changed, hand_back, hold_all, release};
 use crate::command::Patience;
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};

@@ -13,6 +13,7 @@
 mod call;
 mod coordinator;
 mod databases;
+mod holds;
 mod permits;
 mod units;
 mod wait;

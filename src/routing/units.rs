@@ -7,7 +7,8 @@
 //! the end. Commands that are neither on keys nor on databases run at the coordinator, with a session
 //! of their own.
 
-use super::coordinator::{Coordination, Requirements, borrow, loans, release, send_all};
+use super::coordinator::{Coordination, Requirements};
+use super::holds::{borrow, loans, release, send_all};
 use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;

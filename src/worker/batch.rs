@@ -6,13 +6,16 @@
 
 use super::Worker;
 use super::execute::Ran;
+use super::hop::SlotKey;
 use super::parked::Room;
 use super::rounds::Shown;
 use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, RoundError};
+use crate::config::Settings;
 use crate::large;
 use crate::node::WorkerStats;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
+use std::ops::Range;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
@@ -22,7 +25,7 @@ struct BatchCommand {
     command: &'static Command,
     request: Request,
     at: Option<KeyHash>,
-    args: std::ops::Range<u32>,
+    args: Range<u32>,
 }
 
 /// Bytes of a connection's replies after which its further commands wait until these are written.
@@ -32,7 +35,13 @@ pub const MAX_REPLIES: usize = 1 << 20;
 
 /// Maximum size of a short batch, in commands and in bytes of their arguments.
 const FEW: usize = 16;
-const FEW_BYTES: usize = 16 << 10;
+pub(super) const FEW_BYTES: usize = 16 << 10;
+
+/// Maximum number of bytes of replies whose memory is kept.
+const KEEP_REPLY: usize = 16 << 10;
+
+/// Number of arguments, and of commands, beyond which memory of an empty batch is freed.
+const KEEP_ITEMS: usize = 1024;
 
 /// Consecutive commands of one connection for one worker.
 #[derive(Debug, Default)]
@@ -82,6 +91,43 @@ impl CmdBatch {
 
     fn args(&self, item: &BatchCommand) -> Args<'_> {
         Args::new(&self.bytes, &self.ranges[item.args.start as usize..item.args.end as usize])
+    }
+
+    /// Adds the commands of another batch.
+    pub(super) fn extend(&mut self, other: &Self) {
+        let (bytes, ranges) = (self.bytes.len() as u32, self.ranges.len() as u32);
+        self.bytes.extend_from_slice(&other.bytes);
+        self.ranges.extend(other.ranges.iter().map(|(from, to)| (from + bytes, to + bytes)));
+        self.commands.extend(other.commands.iter().map(|item| {
+            let args = item.args.start + ranges..item.args.end + ranges;
+            BatchCommand { args, ..*item }
+        }));
+    }
+
+    /// Returns a copy of the commands at `range`.
+    pub(super) fn part(&self, range: Range<usize>) -> Self {
+        let mut part = Self::default();
+        for item in &self.commands[range] {
+            part.push(item.command, item.request, item.at, self.args(item));
+        }
+        part
+    }
+
+    /// Returns the `n`-th command, and its first argument.
+    #[cfg(test)]
+    pub(super) fn command(&self, n: usize) -> (&'static Command, &[u8]) {
+        let item = &self.commands[n];
+        (item.command, self.args(item).get(1).unwrap_or_default())
+    }
+
+    /// Removes all commands, and frees memory beyond `keep` bytes of arguments.
+    pub(super) fn clear(&mut self, keep: usize) {
+        self.bytes.clear();
+        self.bytes.shrink_to(keep);
+        self.ranges.clear();
+        self.ranges.shrink_to(KEEP_ITEMS);
+        self.commands.clear();
+        self.commands.shrink_to(KEEP_ITEMS);
     }
 
     /// Removes and returns the first command.
@@ -139,6 +185,20 @@ impl BatchReply {
         self.bytes.is_lost()
     }
 
+    /// Replaces the replies by these.
+    pub(super) fn set(&mut self, bytes: &[u8], ends: &[(usize, Outcome)]) {
+        self.bytes.clear();
+        self.bytes.append(bytes);
+        self.ends.clear();
+        self.ends.extend_from_slice(ends);
+        self.waiting.clear();
+    }
+
+    /// Returns true if little memory is lost when it is kept for later use.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes.len() <= KEEP_REPLY && self.rest.is_empty() && !self.is_lost()
+    }
+
     /// Removes and returns the commands that have not run.
     pub fn take_rest(&mut self) -> CmdBatch {
         std::mem::take(&mut self.rest)
@@ -179,43 +239,91 @@ impl BatchReply {
     }
 }
 
+/// The receiver of a batch's replies.
+#[derive(Debug)]
+pub(super) enum ReplyTo {
+    Sender(oneshot::Sender<BatchReply>),
+    /// A slot of another worker.
+    Home {
+        worker: usize,
+        slot: SlotKey,
+    },
+}
+
 /// Replies of a batch, held until the rounds that they show are stored or have failed.
 #[derive(Debug)]
 pub(crate) struct HeldReplies {
-    reply: BatchReply,
+    pub(super) reply: BatchReply,
     /// Command of each reply, and the greatest round that it shows.
     seen: Vec<(&'static Command, u64)>,
     /// Rounds that the replies show.
     shown: Shown,
-    to: oneshot::Sender<BatchReply>,
+    pub(super) to: ReplyTo,
+}
+
+/// State of a batch that runs.
+#[derive(Default)]
+pub(super) struct BatchRun {
+    pub(super) out: Reply,
+    /// End and outcome of each reply.
+    pub(super) ends: Vec<(usize, Outcome)>,
+    /// Command of each reply, and the round that it shows.
+    pub(super) seen: Vec<(&'static Command, u64)>,
+    pub(super) shown: Shown,
+    /// Places of the commands that are parked.
+    parked: Vec<(usize, oneshot::Receiver<Ran>)>,
+    room: Option<Room>,
+}
+
+impl BatchRun {
+    /// Returns true if all of so many commands have run, and their replies are here.
+    pub(super) fn is_whole(&self, commands: usize) -> bool {
+        self.parked.is_empty() && self.ends.len() == commands && !self.out.is_lost()
+    }
+
+    /// Empties it for the next batch.
+    pub(super) fn clear(&mut self) {
+        self.out.clear();
+        self.ends.clear();
+        self.seen.clear();
+        self.shown = Shown::default();
+    }
 }
 
 impl Worker {
     /// Runs a batch: the first command in any case, the others until their replies take many bytes.
     /// The replies are sent once the outcome of the rounds that they show is known.
     pub(crate) fn run_batch(self: &Rc<Self>, batch: CmdBatch, to: oneshot::Sender<BatchReply>) {
-        let mut out = Reply::new(Proto::Resp2);
-        let mut ends = Vec::with_capacity(batch.len());
-        let mut seen = Vec::with_capacity(batch.len());
-        let mut shown = Shown::default();
-        let mut parked = Vec::new();
-        let settings = self.settings();
-        let now_ms = self.node.clock.now_ms();
-        let mut room = None;
+        let (settings, now_ms) = (self.settings(), self.node.clock.now_ms());
         self.warm(&batch);
         self.start_watch();
-        for (n, item) in batch.commands.iter().enumerate() {
+        let mut run = BatchRun::default();
+        let commands = batch.len();
+        self.run_commands(&batch, 0..commands, (now_ms, &settings), &mut run);
+        self.end_run(run, || batch, commands, ReplyTo::Sender(to));
+    }
+
+    /// Runs the commands at `range` of a batch until their replies take many bytes.
+    pub(super) fn run_commands(
+        self: &Rc<Self>,
+        batch: &CmdBatch,
+        range: Range<usize>,
+        (now_ms, settings): (u64, &Settings),
+        run: &mut BatchRun,
+    ) {
+        let BatchRun { out, ends, seen, shown, parked, room } = run;
+        for (n, item) in batch.commands[range].iter().enumerate() {
             if out.len() > MAX_REPLIES || out.is_lost() {
                 break;
             }
             let args = batch.args(item);
             out.set_proto(item.request.proto);
             let BatchCommand { command, request, at, .. } = *item;
-            let run = Invocation { command, args, request, at, now_ms, settings: &settings };
+            let invocation = Invocation { command, args, request, at, now_ms, settings };
             let mut outcome = Outcome::Done;
-            match self.execute(&run, &mut out) {
+            match self.execute(&invocation, out) {
                 Ok(ran) => {
-                    self.rounds.see(ran.round, &mut shown);
+                    self.rounds.see(ran.round, shown);
                     seen.push((item.command, ran.round));
                     outcome = ran.outcome;
                 }
@@ -231,9 +339,21 @@ impl Worker {
         if let Some(room) = room {
             room.set(MAX_REPLIES.saturating_sub(out.len()));
         }
+    }
+
+    /// Sends the replies of a batch of so many commands, once they are complete and may be shown.
+    pub(super) fn end_run(
+        self: &Rc<Self>,
+        run: BatchRun,
+        batch: impl FnOnce() -> CmdBatch,
+        commands: usize,
+        to: ReplyTo,
+    ) {
+        let BatchRun { out, ends, seen, shown, parked, .. } = run;
         let ran = ends.len();
         let reply = BatchReply { bytes: out, ends, ..BatchReply::default() };
         let mut held = HeldReplies { reply, seen, shown, to };
+        let batch = batch();
         if !parked.is_empty() {
             let worker = self.clone();
             tokio::task::spawn_local(async move {
@@ -241,7 +361,7 @@ impl Worker {
             });
             return;
         }
-        if ran < batch.len() {
+        if ran < commands {
             held.reply.put_off(batch, Vec::new());
         } else {
             large::free_vec(batch.bytes);
@@ -250,7 +370,7 @@ impl Worker {
     }
 
     /// Prefetches the keys of a batch, all together.
-    fn warm(&self, batch: &CmdBatch) {
+    pub(super) fn warm(&self, batch: &CmdBatch) {
         let store = &self.partition.borrow().store;
         let keys = batch.commands.iter().filter_map(|item| Some((item.request.db, item.at?)));
         keys.for_each(|(db, at)| store.warm(db, at));
@@ -260,9 +380,7 @@ impl Worker {
     fn hold(&self, held: HeldReplies) {
         let to_disk = self.is_always();
         if self.rounds.is_stored(&held.shown, to_disk) {
-            // If the connection has ended, the replies are dropped.
-            let _ = held.to.send(held.reply);
-            return;
+            return self.send_replies(held);
         }
         let is_known = self.rounds.is_known(&held.shown, to_disk);
         self.held.borrow_mut().push_back(held);
@@ -274,22 +392,20 @@ impl Worker {
     /// Sends the held replies whose rounds have an outcome.
     pub(crate) fn release_held(&self) {
         let to_disk = self.is_always();
-        self.held.borrow_mut().retain_mut(|held| {
+        self.release_parcels(to_disk);
+        let mut all = self.held.borrow_mut();
+        for _ in 0..all.len() {
+            let Some(mut held) = all.pop_front() else { return };
             if !self.rounds.is_known(&held.shown, to_disk) {
-                return true;
+                all.push_back(held);
+                continue;
             }
-            let mut reply = std::mem::take(&mut held.reply);
             if !self.rounds.is_stored(&held.shown, to_disk) {
-                reply = reply.with_failures(
-                    &held.seen,
-                    |round| self.rounds.failure(&held.shown, round, to_disk),
-                    self.stats(),
-                );
+                let failure = |round| self.rounds.failure(&held.shown, round, to_disk);
+                held.reply = held.reply.with_failures(&held.seen, failure, self.stats());
             }
-            let to = std::mem::replace(&mut held.to, oneshot::channel().0);
-            let _ = to.send(reply);
-            false
-        });
+            self.send_replies(held);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! waits.
 
 use super::Ahead;
+use super::batch::BatchRun;
 use std::cell::{Cell, RefCell};
 
 /// Maximum capacity in bytes of a buffer for replies that is kept. A connection has it until its
@@ -17,6 +18,7 @@ pub(crate) struct Buffers {
     scratch: RefCell<Option<Vec<u8>>>,
     reply: Cell<Vec<u8>>,
     ahead: RefCell<Ahead>,
+    run: RefCell<BatchRun>,
 }
 
 impl Buffers {
@@ -51,5 +53,15 @@ impl Buffers {
     /// Puts the list of commands parsed ahead back.
     pub(crate) fn give_ahead(&self, ahead: Ahead) {
         self.ahead.replace(ahead);
+    }
+
+    /// Takes the buffers with which batches of other workers run.
+    pub(super) fn take_run(&self) -> BatchRun {
+        self.run.take()
+    }
+
+    /// Puts the buffers of batches back, empty.
+    pub(super) fn give_run(&self, run: BatchRun) {
+        self.run.replace(run);
     }
 }

@@ -19,6 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
+/// Maximum number of keys that are lent without a task.
+const AT_ONCE: usize = 64;
+
 /// A coordinator's request for locks and entries.
 #[derive(Debug, Default)]
 pub struct Acquire {
@@ -89,21 +92,26 @@ impl Worker {
             None if acquire.all => Some(self.lock_all(acquire.patience)),
             None => Some(self.lock_for(&acquire.keys, acquire.patience)),
         };
+        let (lock, mut granted) = locked.unzip();
+        if granted.as_mut().is_none_or(|granted| granted.try_recv().is_ok()) {
+            if self.has_for_loan(&acquire) {
+                return self.lend(&acquire, lock, to);
+            }
+            granted = None;
+        }
         let worker = self.clone();
         tokio::task::spawn_local(async move {
-            let mut lock = None;
-            if let Some((queued, granted)) = locked {
-                if granted.await.is_err() {
-                    drop(queued);
-                    // It may have ended meanwhile.
-                    let kind = worker.node.scripts.running.busy().unwrap_or(ScriptKind::Script);
-                    let text = acquire.patience.refusal(kind.busy_text());
-                    let text = String::from_utf8_lossy(&text).into_owned();
-                    let error = Some(RoundError { text, outcome: Outcome::Refused });
-                    let _ = to.send(Grant { error, ..Grant::default() });
-                    return;
-                }
-                lock = Some(queued);
+            if let Some(granted) = granted
+                && granted.await.is_err()
+            {
+                drop(lock);
+                // It may have ended meanwhile.
+                let kind = worker.node.scripts.running.busy().unwrap_or(ScriptKind::Script);
+                let text = acquire.patience.refusal(kind.busy_text());
+                let text = String::from_utf8_lossy(&text).into_owned();
+                let error = Some(RoundError { text, outcome: Outcome::Refused });
+                let _ = to.send(Grant { error, ..Grant::default() });
+                return;
             }
             worker.end_long_turn(acquire.keys.len()).await;
             match worker.prepare(&acquire).await {
@@ -114,6 +122,32 @@ impl Worker {
                 }
             }
         });
+    }
+
+    /// Returns true if few keys are asked for, and all are in memory and stored: they are lent at
+    /// once, without a task.
+    fn has_for_loan(&self, acquire: &Acquire) -> bool {
+        if acquire.all || !acquire.needs.is_empty() || acquire.keys.len() > AT_ONCE {
+            return false;
+        }
+        let mut partition = self.partition.borrow_mut();
+        let mut newest = 0;
+        for (db, key) in &acquire.keys {
+            if !partition.store.is_hot(*db, key) {
+                return false;
+            }
+            newest = newest.max(partition.store.round_of(*db, key).unwrap_or(0));
+        }
+        let is_open = newest > partition.closed();
+        drop(partition);
+        if is_open {
+            self.commit();
+        }
+        // A commit that fails takes the entries from memory.
+        let mut partition = self.partition.borrow_mut();
+        let is_hot = |(db, key): &LockKey| partition.store.is_hot(*db, key);
+        (!is_open || acquire.keys.iter().all(is_hot))
+            && self.rounds.is_stored(&Shown::stored(newest), self.is_always())
     }
 
     /// Loads everything that is asked for, and waits until it is stored.

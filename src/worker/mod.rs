@@ -13,6 +13,7 @@ mod batch;
 mod buffers;
 mod cron;
 mod execute;
+mod hop;
 mod hot_keys;
 mod lending;
 mod load;
@@ -41,6 +42,7 @@ pub(crate) use buffers::READ;
 pub use cron::CRON_HZ;
 pub(crate) use execute::{ABANDONED, Executed, changer};
 pub use execute::{Blocked, CoordinatorRequest, Ran};
+pub(crate) use hop::{Awaited, WorkerReplies, after_unpark, before_park, set_here};
 pub use hot_keys::HotKey;
 pub(crate) use hot_keys::MAX_HOT;
 pub use lending::{Acquire, Apply, Grant, Holds};
@@ -88,6 +90,8 @@ pub struct Worker {
     pub(crate) rounds: Rounds,
     pub(crate) holds: RefCell<Holds>,
     held: RefCell<std::collections::VecDeque<batch::HeldReplies>>,
+    held_parcels: hop::HeldParcels,
+    pub(crate) hop: hop::Hop,
     pub(crate) buffers: Buffers,
     jobs: materialise::ShardJobs,
     /// Notified when a pass over blind operations ends.
@@ -168,6 +172,7 @@ impl Worker {
     ) -> Rc<Self> {
         let settings = (node.config.generation(), own_settings(&node.config));
         let locks = LockTable::new(node.layout.clone());
+        let hop = hop::Hop::new(id, node.workers, hop::UNDER_WAY);
         let hot_keys = hot_keys::HotKeys::new(node.clock.now_ms());
         Rc::new(Self {
             id,
@@ -179,6 +184,8 @@ impl Worker {
             locks: RefCell::new(locks),
             holds: RefCell::default(),
             held: RefCell::default(),
+            held_parcels: RefCell::default(),
+            hop,
             buffers: Buffers::default(),
             jobs: materialise::ShardJobs::default(),
             passes: Notify::new(),
@@ -243,6 +250,7 @@ impl Worker {
                 self.commit();
             }
             left_at = (!inbox.is_empty()).then(|| self.last_ran());
+            self.end_cycle();
             tokio::task::yield_now().await;
         }
     }
@@ -291,7 +299,7 @@ impl Worker {
 
     /// Schedules a commit of the open round, after the tasks that are ready now.
     pub(crate) fn commit_soon(&self) {
-        if !self.commit_pending.replace(true) {
+        if !self.commit_pending.replace(true) && !self.hop.commits() {
             self.commit_due.notify_one();
         }
     }

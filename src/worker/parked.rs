@@ -175,6 +175,7 @@ impl Worker {
                     let Some((lock, parked)) = self.next_parked() else { break };
                     self.go_on(lock, parked);
                 }
+                self.end_cycle();
                 tokio::task::yield_now().await;
             }
         }

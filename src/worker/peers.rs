@@ -1,5 +1,6 @@
 //! Mailboxes of all workers, and closures that run on them.
 
+use super::hop::Exchange;
 use super::{Mailbox, Message, Worker, WorkerGone};
 use std::future::Future;
 use std::rc::Rc;
@@ -9,13 +10,27 @@ use tokio::sync::oneshot;
 /// The workers' mailboxes, shared by all of them.
 pub struct Peers {
     pub mailboxes: Vec<Mailbox>,
+    pub(crate) exchange: Exchange,
     /// Number of workers that own shards; the others only serve connections.
     shard_workers: usize,
 }
 
 impl Peers {
     pub fn new(mailboxes: Vec<Mailbox>, shard_workers: usize) -> Self {
-        Self { mailboxes, shard_workers }
+        let exchange = Exchange::new(mailboxes.len());
+        Self { mailboxes, exchange, shard_workers }
+    }
+
+    /// Returns the number of messages that wait for a worker: urgent ones, parcels of short batches,
+    /// and others.
+    pub fn depths(&self, worker: usize) -> [usize; 3] {
+        let [urgent, normal] = self.mailboxes[worker].depths();
+        [urgent, self.exchange.depth(worker), normal]
+    }
+
+    /// Notes that a worker has ended: what it was sent fails.
+    pub(crate) fn leave(&self, worker: usize) {
+        self.exchange.leave(worker);
     }
 
     /// Runs a closure on a worker's thread and waits for its result. It runs behind the data

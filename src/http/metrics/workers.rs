@@ -105,8 +105,9 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
         }
     }
     text.gauge("worker_mailbox_messages", "Messages that wait for the worker, by lane.");
-    for (id, mailbox) in running.peers.mailboxes.iter().enumerate() {
-        for (lane, depth) in ["urgent", "few", "normal"].iter().zip(mailbox.depths()) {
+    for id in 0..running.peers.mailboxes.len() {
+        let depths = running.peers.depths(id);
+        for (lane, depth) in ["urgent", "few", "normal"].iter().zip(depths) {
             text.sample(&[("worker", &id), ("lane", lane)], depth);
         }
     }

@@ -1,0 +1,316 @@
+//! The hop: how short batches of commands get from the worker of their connections to the worker of
+//! their keys, and the replies back.
+//!
+//! While its tasks run, a worker adds what its connections have for worker *t* to one open parcel
+//! for *t*. Before it sleeps, and after some number of polls at the latest, it posts its parcels
+//! and rings; then it runs the parcels of others, and commits once for all of them. A parcel comes
+//! back as the same object, with the replies. Replies that wait for a lock, for data or for the disk
+//! leave their parcel and go home later, as do long ones.
+//!
+//! A worker has a bounded number of parcels under way to another one. A connection whose batch
+//! finds no room waits for one to come back. Long batches, coordinators and closures use the
+//! mailbox.
+
+mod bell;
+mod lane;
+#[cfg(test)]
+mod model_tests;
+mod parcel;
+mod serve;
+mod slots;
+
+pub(crate) use lane::Exchange;
+pub(crate) use serve::{Awaited, HeldParcels, after_unpark, before_park, set_here};
+pub(crate) use slots::{SlotKey, WorkerReplies};
+
+use super::batch::FEW_BYTES;
+use super::{BatchReply, CmdBatch, Shown, TURN};
+use bell::Word;
+use lane::Letter;
+use parcel::CmdParcel;
+use slots::Slots;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::task::{Poll, Waker};
+use std::time::Instant;
+
+/// Maximum number of parcels of a worker that are under way to another one.
+pub(super) const UNDER_WAY: usize = 4;
+
+/// Maximum number of empty batches and of empty replies that a worker keeps for their next use.
+const SPARES: usize = 64;
+
+/// Number of commands in open parcels after which they are posted, before the worker's tasks are
+/// done.
+const POST_AFTER: usize = 64;
+
+/// Number of cycles of connections after which parcels are posted and those of others run, although
+/// tasks are ready.
+const CYCLES: usize = 16;
+
+/// A worker's view of another one.
+#[derive(Debug, Default)]
+struct Peer {
+    /// The parcel to which batches are added.
+    open: Option<Box<CmdParcel>>,
+    /// Number of parcels that are under way.
+    under_way: usize,
+    #[expect(clippy::vec_box, reason = "a parcel stays where it is, and travels as a pointer")]
+    spare: Vec<Box<CmdParcel>>,
+    /// Connections that wait for room.
+    waiting: Vec<Waker>,
+    /// Letters that go there next: replies.
+    out: Vec<Letter>,
+}
+
+/// A parcel that this worker runs.
+struct Incoming {
+    from: usize,
+    parcel: Box<CmdParcel>,
+    /// Rounds that the replies in it show.
+    shown: Shown,
+}
+
+/// A worker's side of the [`Exchange`].
+pub(crate) struct Hop {
+    id: usize,
+    /// Maximum number of parcels that are under way to another worker.
+    max_under_way: usize,
+    peers: RefCell<Vec<Peer>>,
+    slots: RefCell<Slots>,
+    incoming: RefCell<VecDeque<Incoming>>,
+    /// Taken from a lane, and handled one by one.
+    letters: RefCell<Vec<Letter>>,
+    batches: RefCell<Vec<CmdBatch>>,
+    replies: RefCell<Vec<BatchReply>>,
+    /// Number of commands in open parcels.
+    opened: Cell<usize>,
+    /// True if letters are to be posted.
+    unposted: Cell<bool>,
+    /// Number of cycles since parcels were posted.
+    cycles: Cell<usize>,
+    /// True if connections were woken since the thread slept.
+    woke: Cell<bool>,
+    /// True while parcels run, which end with a commit.
+    commits: Cell<bool>,
+    /// Time when the exchange was served last.
+    served_at: Cell<Option<Instant>>,
+    /// End of the last turn of parcels, if it left some.
+    left_at: Cell<Option<Instant>>,
+}
+
+/// Outcome of an attempt to send a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offer {
+    Taken,
+    /// There is no room before a parcel comes back.
+    Full,
+    /// The worker has ended.
+    Gone,
+}
+
+impl Hop {
+    pub(super) fn new(id: usize, workers: usize, max_under_way: usize) -> Self {
+        Self {
+            id,
+            max_under_way,
+            peers: RefCell::new((0..workers).map(|_| Peer::default()).collect()),
+            slots: RefCell::default(),
+            incoming: RefCell::default(),
+            letters: RefCell::default(),
+            batches: RefCell::default(),
+            replies: RefCell::default(),
+            opened: Cell::new(0),
+            unposted: Cell::new(false),
+            cycles: Cell::new(0),
+            woke: Cell::new(false),
+            commits: Cell::new(false),
+            served_at: Cell::new(None),
+            left_at: Cell::new(None),
+        }
+    }
+
+    /// Returns true while parcels run: a commit follows.
+    pub(super) fn commits(&self) -> bool {
+        self.commits.get()
+    }
+
+    /// Takes an empty batch.
+    pub(crate) fn take_batch(&self) -> CmdBatch {
+        self.batches.borrow_mut().pop().unwrap_or_default()
+    }
+
+    fn give_batch(&self, mut batch: CmdBatch) {
+        let mut batches = self.batches.borrow_mut();
+        if batches.len() < SPARES {
+            batch.clear(FEW_BYTES);
+            batches.push(batch);
+        }
+    }
+
+    fn take_reply(&self) -> BatchReply {
+        self.replies.borrow_mut().pop().unwrap_or_default()
+    }
+
+    /// Puts the memory of replies back that have been used.
+    pub(crate) fn give_reply(&self, reply: BatchReply) {
+        let mut replies = self.replies.borrow_mut();
+        if replies.len() < SPARES && reply.is_small() {
+            replies.push(reply);
+        }
+    }
+
+    /// Adds a batch to the open parcel for a worker, or leaves the waker for when there is room.
+    fn offer<W: Word>(
+        &self,
+        exchange: &Exchange<W>,
+        target: usize,
+        (slot, batch): (SlotKey, &CmdBatch),
+        waker: &Waker,
+    ) -> Offer {
+        if exchange.is_gone(target) {
+            return Offer::Gone;
+        }
+        let mut peers = self.peers.borrow_mut();
+        let peer = &mut peers[target];
+        if peer.open.as_ref().is_some_and(|open| !open.has_room(batch)) {
+            if peer.under_way >= self.max_under_way {
+                if !peer.waiting.iter().any(|other| other.will_wake(waker)) {
+                    peer.waiting.push(waker.clone());
+                }
+                return Offer::Full;
+            }
+            self.post(peer, exchange, target);
+        }
+        let spare = &mut peer.spare;
+        let open = peer.open.get_or_insert_with(|| spare.pop().unwrap_or_default());
+        open.add(slot, batch);
+        self.slots.borrow_mut().expect(slot, target);
+        self.opened.set(self.opened.get() + batch.len());
+        self.unposted.set(true);
+        Offer::Taken
+    }
+
+    /// Posts the letters for a worker: replies, and the open parcel if there may be one more.
+    fn post<W: Word>(&self, peer: &mut Peer, exchange: &Exchange<W>, target: usize) {
+        let may_go = peer.under_way < self.max_under_way;
+        let parcel = if may_go { peer.open.take() } else { None };
+        if parcel.is_none() && peer.out.is_empty() {
+            return;
+        }
+        peer.under_way += usize::from(parcel.is_some());
+        let commands = parcel.into_iter().map(Letter::Commands);
+        exchange.post(self.id, target, peer.out.drain(..).chain(commands));
+    }
+
+    /// Posts all letters.
+    fn post_all<W: Word>(&self, exchange: &Exchange<W>) {
+        if !self.unposted.replace(false) {
+            return;
+        }
+        self.opened.set(0);
+        let mut peers = self.peers.borrow_mut();
+        for (target, peer) in peers.iter_mut().enumerate() {
+            self.post(peer, exchange, target);
+            // What finds no room goes when a parcel has come back.
+        }
+    }
+
+    /// Takes all letters: replies go to their connections, commands wait for their turn.
+    fn receive<W: Word>(&self, exchange: &Exchange<W>) {
+        let rung = exchange.answer(self.id);
+        if rung.is_empty() {
+            return;
+        }
+        let mut letters = self.letters.take();
+        for from in (0..exchange.workers()).filter(|from| rung.has(*from)) {
+            // Before the letters: it leaves none after it has ended.
+            let is_gone = exchange.is_gone(from);
+            exchange.take(from, self.id, &mut letters);
+            letters.drain(..).for_each(|letter| self.open(from, letter));
+            if is_gone {
+                self.lose(from);
+            }
+        }
+        self.letters.replace(letters);
+    }
+
+    fn open(&self, from: usize, letter: Letter) {
+        self.woke.set(self.woke.get() || !matches!(letter, Letter::Commands(_)));
+        match letter {
+            Letter::Commands(parcel) => {
+                let incoming = Incoming { from, parcel, shown: Shown::default() };
+                self.incoming.borrow_mut().push_back(incoming);
+            }
+            Letter::Late(slot, reply) => self.slots.borrow_mut().answer(slot, from, reply),
+            Letter::Replies(mut parcel) => {
+                let mut slots = self.slots.borrow_mut();
+                for (slot, answers) in parcel.answers() {
+                    if slots.waits(slot) {
+                        let mut reply = self.take_reply();
+                        answers.copy_to(&mut reply);
+                        slots.answer(slot, from, Some(reply));
+                    }
+                }
+                drop(slots);
+                parcel.clear();
+                let mut peers = self.peers.borrow_mut();
+                let peer = &mut peers[from];
+                peer.under_way -= 1;
+                peer.spare.push(parcel);
+                peer.spare.truncate(self.max_under_way);
+                peer.waiting.drain(..).for_each(Waker::wake);
+                if peer.open.is_some() {
+                    self.unposted.set(true);
+                }
+            }
+        }
+    }
+
+    /// Fails everything that a worker which has ended was sent.
+    fn lose(&self, worker: usize) {
+        let mut peers = self.peers.borrow_mut();
+        let peer = &mut peers[worker];
+        peer.open = None;
+        peer.out.clear();
+        peer.waiting.drain(..).for_each(Waker::wake);
+        self.slots.borrow_mut().fail(worker);
+    }
+
+    /// Sends a parcel home.
+    fn send_home(&self, to: usize, parcel: Box<CmdParcel>) {
+        self.peers.borrow_mut()[to].out.push(Letter::Replies(parcel));
+        self.unposted.set(true);
+    }
+
+    /// Sends the replies to one batch home.
+    pub(super) fn send_late(&self, to: usize, slot: SlotKey, reply: Option<BatchReply>) {
+        self.peers.borrow_mut()[to].out.push(Letter::Late(slot, reply));
+        self.unposted.set(true);
+    }
+
+    /// Begins a wait for replies.
+    fn begin(&self) -> SlotKey {
+        self.slots.borrow_mut().begin()
+    }
+
+    /// Returns the replies to all batches of a slot, once they have come.
+    fn poll(&self, slot: SlotKey, waker: &Waker) -> Poll<Vec<WorkerReplies>> {
+        self.slots.borrow_mut().poll(slot, waker)
+    }
+
+    /// Ends a wait.
+    fn end(&self, slot: SlotKey) {
+        self.slots.borrow_mut().end(slot);
+    }
+
+    /// Counts a cycle that has ended by now; returns true if it is time to post and to run the parcels of others although
+    /// tasks are ready.
+    fn is_due(&self, now: Instant) -> bool {
+        self.cycles.set(self.cycles.get() + 1);
+        let is_long = |at| now.saturating_duration_since(at) > TURN;
+        self.cycles.get() >= CYCLES
+            || self.opened.get() >= POST_AFTER
+            || self.served_at.get().is_some_and(is_long)
+    }
+}
