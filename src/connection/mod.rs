@@ -15,6 +15,7 @@ mod gate;
 mod replies;
 mod scattered;
 mod step;
+mod turn;
 mod wire;
 mod wrong_port;
 
@@ -39,26 +40,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use step::{Manner, NextStep};
 use tokio::io::ReadBuf;
+use turn::{TURN_BYTES, TurnBudget};
 use wire::Wire;
-
-/// Number of bytes that a connection reads and writes before others have a turn.
-const TURN_BYTES: usize = 256 * 1024;
 
 /// Interval at which a connection that waits for memory checks for it.
 const PRESSURE_POLL: Duration = Duration::from_millis(2);
-
-/// Number of commands of a client that has yet to authenticate which run before others have a turn.
-const STRANGERS_TURN: usize = 16;
-
-/// Rest of a connection's turn.
-struct TurnBudget {
-    began: Instant,
-    /// Number of commands that are left if the client has yet to authenticate.
-    left: usize,
-}
 
 /// Reason why the parse loop stops.
 enum Pause {
@@ -107,7 +96,7 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         buf: BytesMut::new(),
         taken: Taken::default(),
         told_stranger: 0,
-        turn: TurnBudget { began: worker.last_ran(), left: STRANGERS_TURN },
+        turn: TurnBudget::new(worker.last_ran()),
         busy: Duration::ZERO,
         moved: 0,
         unpaid: 0,
@@ -349,7 +338,7 @@ impl Connection {
         let mut parser = std::mem::take(&mut self.parser);
         let mut ahead = self.worker.buffers.take_ahead();
         self.worker.start_watch();
-        self.turn = TurnBudget { began: self.worker.last_ran(), left: STRANGERS_TURN };
+        self.turn = TurnBudget::new(self.worker.last_ran());
         // The commands up to `done` have run, those up to `parsed` are parsed.
         let (mut done, mut parsed) = (0, 0);
         let pause = loop {
@@ -378,7 +367,7 @@ impl Connection {
         };
         self.worker.buffers.give_ahead(ahead);
         self.parser = parser;
-        self.busy += self.worker.last_ran().saturating_duration_since(self.turn.began);
+        self.busy += self.turn.busy(self.worker.last_ran());
         (pause, done)
     }
 
@@ -418,11 +407,7 @@ impl Connection {
 
     /// Returns true if other connections have their turn now.
     fn is_turn_over(&mut self) -> bool {
-        if !self.session.authenticated {
-            self.turn.left = self.turn.left.saturating_sub(1);
-        }
-        self.turn.left == 0
-            || self.worker.last_ran().saturating_duration_since(self.turn.began) > TURN
+        self.turn.is_over(self.worker.last_ran(), self.session.authenticated)
             || self.session.penalty.is_some()
     }
 

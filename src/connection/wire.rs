@@ -1,6 +1,7 @@
 //! The socket of a connection: writes replies and pushes, and reads ahead while a command waits.
 
-use super::{TURN_BYTES, count};
+use super::count;
+use super::turn::TURN_BYTES;
 use crate::clients::{Client, ClientState};
 use crate::large;
 use crate::transport::Stream;

@@ -7,6 +7,7 @@ use crate::command::{Command, registry};
 use flagstone_storage::store::Store;
 use flagstone_storage::{KeyHash, Layout};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, ProtocolError};
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Maximum number of commands that are parsed ahead.
@@ -56,9 +57,35 @@ pub(crate) enum Stopped {
     Failed(ProtocolError),
 }
 
+/// The command that was named last: most commands name it again.
+#[derive(Default)]
+struct LastNamed {
+    /// The name as the client wrote it.
+    name: SmallVec<[u8; 16]>,
+    command: Option<&'static Command>,
+}
+
+impl LastNamed {
+    /// Returns the command or subcommand that the arguments name.
+    fn resolve(&mut self, args: Args<'_>) -> Option<&'static Command> {
+        let name = args.get(0)?;
+        if self.command.is_some() && *self.name == *name {
+            return self.command;
+        }
+        let command = registry::resolve(args)?;
+        let has_one_word = command.subcommands.is_empty() && command.full_name == command.spec.name;
+        if has_one_word && name.len() <= self.name.inline_size() {
+            self.name = SmallVec::from_slice(name);
+            self.command = Some(command);
+        }
+        Some(command)
+    }
+}
+
 /// Commands parsed ahead. A worker has one list, for the connection that it serves.
 #[derive(Default)]
 pub(crate) struct Ahead {
+    last: LastNamed,
     commands: Vec<Next>,
     ranges: Vec<(u32, u32)>,
     /// Keys that the commands will look up.
@@ -99,7 +126,7 @@ impl Ahead {
 
     fn push(&mut self, parser: &Parser, rest: &[u8], front: usize, layout: &Layout) {
         let args = parser.args(rest);
-        let command = registry::resolve(args);
+        let command = self.last.resolve(args);
         let known = self.keys.len();
         if let Some(command) = command {
             let room = KEYS.saturating_sub(known);
@@ -173,7 +200,8 @@ impl Ahead {
 impl Worker {
     /// Prefetches the keys of commands parsed ahead that are this worker's.
     pub(crate) fn warm_ahead(&self, ahead: &Ahead, text: (&Parser, &[u8]), db: u32) {
-        let is_own = |at: KeyHash| self.node.worker_of(at.slot) == self.id;
+        let owns_all = self.node.workers == 1;
+        let is_own = |at: KeyHash| owns_all || self.node.worker_of(at.slot) == self.id;
         ahead.warm(&self.partition.borrow().store, text, db, is_own);
     }
 }
@@ -181,6 +209,7 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_wire::resp::OwnedArgs;
 
     const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
 
@@ -222,6 +251,29 @@ mod tests {
         let (commands, end, stopped) = parsed(&[GET, b"*1\r\n+3\r\n"].concat(), &Limits::default());
         assert_eq!((commands.len(), end), (1, GET.len()));
         assert!(matches!(stopped, Stopped::Failed(ProtocolError::ExpectedDollar(b'+'))));
+    }
+
+    #[test]
+    fn a_command_that_is_named_again_is_the_same() {
+        let words: [&[&[u8]]; 10] = [
+            &[b"GET", b"k"],
+            &[b"GET", b"k"],
+            &[b"get"],
+            &[b"config", b"get", b"x"],
+            &[b"config", b"set", b"x", b"y"],
+            &[b"config"],
+            &[b"GE", b"k"],
+            &[b"nosuchcommandatall", b"k"],
+            &[b"GETX", b"k"],
+            &[b"GET", b"k"],
+        ];
+        let mut last = LastNamed::default();
+        for words in words {
+            let owned: OwnedArgs = words.iter().copied().collect();
+            let args = owned.args();
+            let found = last.resolve(args).map(|command| command.full_name);
+            assert_eq!(found, registry::resolve(args).map(|command| command.full_name));
+        }
     }
 
     #[test]

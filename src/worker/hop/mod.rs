@@ -304,8 +304,8 @@ impl Hop {
         self.slots.borrow_mut().end(slot);
     }
 
-    /// Counts a cycle that has ended by now; returns true if it is time to post and to run the parcels of others although
-    /// tasks are ready.
+    /// Counts a cycle that has ended by now; returns true if it is time to post and to run the
+    /// parcels of others although tasks are ready.
     fn is_due(&self, now: Instant) -> bool {
         self.cycles.set(self.cycles.get() + 1);
         let is_long = |at| now.saturating_duration_since(at) > TURN;
