@@ -238,6 +238,7 @@ fn serve(
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         workers = shard_workers,
+        workers_are = settings.workers_reason,
         net_workers = settings.net_workers,
         background_workers = settings.background_workers,
         shards = node.layout.shards,

@@ -73,7 +73,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("store-timeout-ms", Integer((100, 3_600_000)), "10000", "milliseconds that commands wait for a bucket that does not answer").at_start(),
     d("serve-stale-data", YesNo, "no", "yes: values in memory are still read while the journal's bucket does not answer, although another server may have taken over; no: such reads fail"),
     d("store-cache-size", Memory(BYTES), "0", "bytes of a bucket's files that are kept in dir once they were read; 0: none").at_start(),
-    d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU").at_start(),
+    d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU, one for two CPUs").at_start(),
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),
     d("background-workers", AutoInteger((1, 1024)), "auto", "threads for hand-over, flush and compaction; auto: a quarter of the CPUs, at least two").at_start(),
     d("shards", AutoInteger(SHARDS), "auto", "parts of the key space, fixed when the data directory is created; auto: one per CPU").at_start(),

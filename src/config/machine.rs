@@ -28,6 +28,17 @@ impl Machine {
             limit.into_iter().chain(installed).min().unwrap_or(FALLBACK_MEMORY_BYTES);
         Self { cpus, memory_bytes }
     }
+
+    /// Returns the number of workers for the machine, and the reason for the log.
+    ///
+    /// On two CPUs, the kernel's network, the journal's syncs and merges take a good part of one: a
+    /// second worker costs more per command than it adds (docs/performance.md has the figures).
+    pub(super) fn workers(self) -> (usize, &'static str) {
+        match self.cpus {
+            2 => (1, "one for two CPUs: the other serves the network, syncs and merges"),
+            cpus => (cpus, "one per CPU"),
+        }
+    }
 }
 
 /// Returns the least memory limit on the way from this process's control group to the root, if any.
@@ -62,4 +73,15 @@ fn installed_memory_bytes() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_cpus_have_one_worker() {
+        let workers = |cpus| Machine { cpus, memory_bytes: FALLBACK_MEMORY_BYTES }.workers().0;
+        assert_eq!([1, 2, 3, 16].map(workers), [1, 1, 3, 16]);
+    }
 }

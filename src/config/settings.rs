@@ -290,7 +290,12 @@ settings! {
     serve_stale_data: bool = |v, _| v.flag("serve-stale-data");
     /// Zero: none.
     store_cache_size: u64 = |v, _| v.number("store-cache-size");
-    workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
+    workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.workers().0);
+    /// Why there are so many, for the log.
+    workers_reason: &'static str = |v, m| match v.text("workers") {
+        "auto" => m.workers().1,
+        _ => "as configured",
+    };
     net_workers: usize = |v, _| v.number("net-workers");
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));
     /// `None`: the number of an existing data directory, or the default of a new one.

@@ -73,6 +73,8 @@ impl Server {
             .args(["--dir", &self.data().display().to_string()])
             .args(["--journal-segment-size", "4mb", "--memory-budget", "256mb"])
             .args(&self.options)
+            // The default of machines with two CPUs is one.
+            .env("FLAGSTONE_WORKERS", "2")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.dir.path());
         let has_place = self.options.iter().any(|option| option == "--store");
