@@ -10,7 +10,7 @@ use crate::checkpoints::run_periodically;
 use crate::commands;
 use crate::config::{Compression, Config, Settings, SupervisedBy};
 use crate::http::HttpPort;
-use crate::listen::{self, Endpoint, Listening, Socket, SocketSets};
+use crate::listen::{self, Endpoint, Listening, Socket, SocketSets, addresses};
 use crate::log;
 use crate::node::{
     Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, Surroundings, sync_mode,
@@ -127,6 +127,13 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
+    let hidden = if settings.cluster_enabled { opened.keys_from(1) } else { 0 };
+    if hidden > 0 {
+        anyhow::bail!(
+            "a cluster has one of the databases, and there are {hidden} keys in others: move them, or \
+            set cluster-enabled to no"
+        );
+    }
     clock.look();
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
@@ -249,6 +256,7 @@ fn serve(
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
+    addresses::write(&settings.dir, endpoints.iter());
     say_ready(&endpoints);
     if let Some(supervisor) = &supervisor {
         supervisor.tell("READY=1\nSTATUS=Ready to accept connections");
@@ -320,7 +328,9 @@ fn say_ready(endpoints: &[Endpoint]) {
 async fn serve_changes(mut listening: Listening, node: Arc<Node>, peers: Arc<Peers>) {
     let mut changes = node.listen_changes();
     while let Some(ListenChange { settings, done }) = changes.recv().await {
+        let dir = settings.dir.clone();
         let changed = listening.change(settings, &peers, accept_from).await;
+        addresses::write(&dir, listening.endpoints());
         // The caller may have ended.
         let _ = done.send(changed.map_err(|error| format!("{error:#}")));
     }

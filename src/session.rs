@@ -197,6 +197,9 @@ pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, ErrorText> 
     let index = i32::try_from(int_arg(args, 1)?)
         .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
     match u32::try_from(index) {
+        _ if settings.cluster_enabled && index != 0 => {
+            Err("ERR SELECT is not allowed in cluster mode".into())
+        }
         Ok(db) if db < settings.databases => Ok(db),
         _ => Err("ERR DB index is out of range".into()),
     }

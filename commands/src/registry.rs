@@ -2,6 +2,7 @@
 
 use crate::{Begin, Find, KeySpec, Run, Runner, Spec, flag};
 use flagstone_storage::latency::LatencyEvent;
+use flagstone_storage::slot::slot_of;
 use flagstone_wire::resp::Args;
 use fnv::FnvHashMap;
 
@@ -145,6 +146,19 @@ impl<R: Runner> Command<R> {
             keys.extend(elsewhere(args, db, &here));
         }
         keys
+    }
+
+    /// Returns the slots of the keys, and of shard channels, among the arguments.
+    pub fn slots<'a>(&'a self, args: Args<'a>) -> impl Iterator<Item = u16> + 'a {
+        let mut indices = Vec::new();
+        for keys in self.spec.keys {
+            // Arguments that do not fit are the handler's.
+            let _ = keys.find(args, &mut indices);
+        }
+        let many = indices.len() > 1;
+        let keys = indices.into_iter().filter_map(move |index| args.get(index));
+        // Beside others, an empty name stands for none (MIGRATE).
+        keys.filter(move |key| !many || !key.is_empty()).map(slot_of)
     }
 
     /// Returns the keys at fixed positions: for most commands these are all keys.

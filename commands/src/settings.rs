@@ -20,6 +20,8 @@ pub struct DataSettings {
     /// True if `maxmemory-policy` counts accesses (LFU): OBJECT FREQ has a reply, and OBJECT
     /// IDLETIME has none.
     pub counts_accesses: bool,
+    /// True if there is one database, and commands that name keys of several slots are refused.
+    pub cluster_enabled: bool,
     pub rdbcompression: bool,
     /// True with `rdb-version-check relaxed`: payloads of newer versions are tried.
     pub rdb_newer_versions: bool,
@@ -42,6 +44,7 @@ impl Default for DataSettings {
             stream_node_max_entries: 100,
             hll_sparse_max_bytes: 3000,
             counts_accesses: false,
+            cluster_enabled: false,
             rdbcompression: true,
             rdb_newer_versions: false,
         }

@@ -261,10 +261,12 @@ fn enter(worker: &Rc<Worker>, stream: Stream, Guest { addr, laddr, since_ms }: G
     }
     let (id, fd) = (worker.id, stream.as_raw_fd());
     let is_unix = matches!(stream, Stream::Unix(_));
+    let is_secured = matches!(stream, Stream::Tls(_));
     let (max, is_stranger) = (settings.maxclients as usize, worker.node.accounts.needs_password());
     let make = |n| {
         let client = Client::new(n, (addr.clone(), laddr), fd, id, since_ms);
         client.set(ClientState::UNIX, is_unix);
+        client.set(ClientState::SECURED, is_secured);
         client
     };
     let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {

@@ -146,7 +146,7 @@ impl CheckpointArgs {
         if !is_open {
             return Ok(take_stopped(data).await?.id);
         }
-        let server = self.server.address(None)?.connect();
+        let server = self.server.of_directory(data.store.dir()).connect();
         let mut server = server.with_context(|| match data.store.dir() {
             Some(_) => "the server that has the data directory open".to_owned(),
             None => format!("the server that has {} open (--stopped: there is none)", data.store),

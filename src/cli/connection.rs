@@ -1,9 +1,16 @@
 //! A client connection to a running server.
 
 use super::link::Link;
+use crate::listen::{Endpoint, addresses};
 use crate::tls::{self, TlsClientOptions};
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufReader, BufWriter, Read, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+
+/// Address of a server that is not named.
+const HOST: &str = "127.0.0.1";
+const PORT: u16 = 6379;
 
 /// Bytes that are read and written at a time.
 const BUFFER_LEN: usize = 64 << 10;
@@ -15,12 +22,12 @@ const LINE_MAX: usize = 64 << 10;
 /// Address and login of the server, with the options of redis-cli.
 #[derive(clap::Args)]
 pub(super) struct Server {
-    /// Host of the server
-    #[arg(short = 'h', long, default_value = "127.0.0.1")]
-    host: String,
-    /// Port of the server
-    #[arg(short, long, default_value_t = 6379)]
-    port: u16,
+    /// Host of the server [default: 127.0.0.1]
+    #[arg(short = 'h', long)]
+    host: Option<String>,
+    /// Port of the server [default: 6379]
+    #[arg(short, long)]
+    port: Option<u16>,
     /// Unix socket of the server, in place of host and port
     #[arg(short, long, value_name = "PATH")]
     socket: Option<String>,
@@ -86,13 +93,45 @@ impl Server {
     /// # Errors
     /// If the URI is invalid.
     pub(super) fn address(&self, uri: Option<&str>) -> Result<Address> {
-        let mut address = match uri {
+        let address = match uri {
             // The URI may have a password.
             Some(uri) => {
                 Address::parse(uri).with_context(|| format!("it is not of the form {FORM}"))
             }
-            None => Ok(self.own()),
+            None => Ok(Address::at(self.place())),
         }?;
+        Ok(self.completed(address))
+    }
+
+    /// Returns the address of the server that has a data directory open: that of the options if they
+    /// have one, else one that the server has written there.
+    pub(super) fn of_directory(&self, dir: Option<&Path>) -> Address {
+        let is_named = self.host.is_some() || self.port.is_some() || self.socket.is_some();
+        let written = dir.filter(|_| !is_named).map(addresses::read).unwrap_or_default();
+        let is_usable = |found: &&Endpoint| !self.tls || matches!(found, Endpoint::Tls(_));
+        let place = match written.iter().find(is_usable) {
+            Some(Endpoint::Unix(path)) => ServerPlace::Unix(path.clone()),
+            Some(Endpoint::Tcp(addr)) => ServerPlace::of(*addr, false),
+            Some(Endpoint::Tls(addr)) => ServerPlace::of(*addr, true),
+            None => self.place(),
+        };
+        self.completed(Address::at(place))
+    }
+
+    /// Returns the place that the options name.
+    fn place(&self) -> ServerPlace {
+        match &self.socket {
+            Some(path) => ServerPlace::Unix(path.clone()),
+            None => ServerPlace::Tcp {
+                host: self.host.clone().unwrap_or_else(|| HOST.to_owned()),
+                port: self.port.unwrap_or(PORT),
+                is_secure: false,
+            },
+        }
+    }
+
+    /// Returns the address with what the options say beside the place.
+    fn completed(&self, mut address: Address) -> Address {
         if let ServerPlace::Tcp { is_secure, .. } = &mut address.place {
             *is_secure |= self.tls;
         }
@@ -106,15 +145,13 @@ impl Server {
             key: self.key.clone(),
             insecure: self.insecure,
         };
-        Ok(address)
+        address
     }
+}
 
-    /// Returns the address that the options name.
-    fn own(&self) -> Address {
-        Address::at(match &self.socket {
-            Some(path) => ServerPlace::Unix(path.clone()),
-            None => ServerPlace::Tcp { host: self.host.clone(), port: self.port, is_secure: false },
-        })
+impl ServerPlace {
+    fn of(addr: SocketAddr, is_secure: bool) -> Self {
+        Self::Tcp { host: addr.ip().to_string(), port: addr.port(), is_secure }
     }
 }
 
@@ -140,9 +177,9 @@ impl Address {
             Some(parts) => parts,
             None => (place, ""),
         };
-        let port = if port.is_empty() { 6379 } else { port.parse().context("the port")? };
+        let port = if port.is_empty() { PORT } else { port.parse().context("the port")? };
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        let host = if host.is_empty() { "127.0.0.1" } else { host }.to_owned();
+        let host = if host.is_empty() { HOST } else { host }.to_owned();
         let mut address = Self::at(ServerPlace::Tcp { host, port, is_secure }).with_login(login)?;
         if !database.is_empty() {
             address.database = Some(database.parse().context("the database")?);

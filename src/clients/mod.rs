@@ -72,6 +72,8 @@ bitflags! {
         const NOLOOP = 1 << 13;
         /// The client is blocked with a timeout; it is not shown.
         const TIMED = 1 << 14;
+        /// The connection uses TLS; it is not shown.
+        const SECURED = 1 << 15;
     }
 }
 

@@ -73,6 +73,7 @@ impl fmt::Debug for Handler {
 const SERVER_FAMILIES: &[&[Spec]] = &[
     super::acl::COMMANDS,
     super::connection::COMMANDS,
+    super::cluster::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
     super::server::SAVE_COMMANDS,

@@ -4,6 +4,7 @@
 //! room names a handler.
 
 pub mod acl;
+pub mod cluster;
 pub mod connection;
 pub mod databases;
 pub mod functions;

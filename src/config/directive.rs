@@ -257,7 +257,6 @@ macro_rules! absent_check {
     };
 }
 
-absent_check!(no_cluster, "no", "this server cannot be a cluster node");
 absent_check!(no_syslog, "no", "this server does not write to syslog: use logfile");
 absent_check!(no_upstart, except "upstart", "upstart is not supported: use systemd, auto or no");
 absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");

@@ -45,7 +45,7 @@ const NO_FORK: &str = "the server never forks";
 const THREADS: &str = "threads are set by workers, net-workers and background-workers";
 const ALLOCATOR: &str = "the allocator needs no tuning or defragmentation";
 const REPLICATION: &str = "this server does not replicate";
-const CLUSTER: &str = "this server is not a cluster node";
+const CLUSTER: &str = "a cluster of this server has one node";
 const NO_OUTGOING_TLS: &str = "this server opens no TLS connections to others";
 const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
@@ -276,18 +276,18 @@ pub(super) static TABLE: &[Directive] = &[
     d("bind-source-addr", OptionalText, "", "source address of outgoing connections").inert(REPLICATION),
 
     // Cluster.
-    d("cluster-enabled", YesNo, "no", "be a cluster node").immutable().check(check::no_cluster).inert(CLUSTER),
+    d("cluster-enabled", YesNo, "no", "answer clients of a cluster, as a cluster of one node that owns all slots").immutable(),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
-    d("cluster-port", Integer(PORT), "0", "port of the cluster bus").immutable().inert(CLUSTER),
-    d("cluster-announce-ip", OptionalText, "", "address to announce").inert(CLUSTER),
-    d("cluster-announce-client-ipv4", OptionalText, "", "IPv4 address to announce to clients").check(check::ipv4).inert(CLUSTER),
-    d("cluster-announce-client-ipv6", OptionalText, "", "IPv6 address to announce to clients").check(check::ipv6).inert(CLUSTER),
-    d("cluster-announce-port", Integer(PORT), "0", "port to announce").inert(CLUSTER),
-    d("cluster-announce-tls-port", Integer(PORT), "0", "TLS port to announce").inert(CLUSTER),
-    d("cluster-announce-bus-port", Integer(PORT), "0", "bus port to announce").inert(CLUSTER),
-    d("cluster-announce-hostname", OptionalText, "", "host name to announce").check(check::announced_hostname).inert(CLUSTER),
-    d("cluster-announce-human-nodename", OptionalText, "", "node name to announce").check(check::announced_nodename).inert(CLUSTER),
-    d("cluster-preferred-endpoint-type", OneOf(&["ip", "hostname", "unknown-endpoint"]), "ip", "address kind in redirections").inert(CLUSTER),
+    d("cluster-port", Integer(PORT), "0", "port of the cluster bus that clients are told; nobody listens on it").immutable(),
+    d("cluster-announce-ip", OptionalText, "", "address to announce"),
+    d("cluster-announce-client-ipv4", OptionalText, "", "IPv4 address to announce to clients").check(check::ipv4),
+    d("cluster-announce-client-ipv6", OptionalText, "", "IPv6 address to announce to clients").check(check::ipv6),
+    d("cluster-announce-port", Integer(PORT), "0", "port to announce"),
+    d("cluster-announce-tls-port", Integer(PORT), "0", "TLS port to announce"),
+    d("cluster-announce-bus-port", Integer(PORT), "0", "bus port to announce"),
+    d("cluster-announce-hostname", OptionalText, "", "host name to announce").check(check::announced_hostname),
+    d("cluster-announce-human-nodename", OptionalText, "", "node name to announce").check(check::announced_nodename),
+    d("cluster-preferred-endpoint-type", OneOf(&["ip", "hostname", "unknown-endpoint"]), "ip", "address kind in redirections"),
     d("cluster-node-timeout", Integer(LONG), "15000", "milliseconds until a node counts as failed").inert(CLUSTER),
     d("cluster-ping-interval", Integer(LONG), "0", "milliseconds between pings").hidden().inert(CLUSTER),
     d("cluster-replica-validity-factor", Integer(INT), "10", "how stale a replica may be").alias("cluster-slave-validity-factor").inert(CLUSTER),

@@ -38,9 +38,9 @@ pub use error::{ConfigError, Origin};
 pub use networks::Network;
 pub use parse::{quote_into, split_bytes, split_words};
 pub use settings::{
-    AcceptMode, AppendFsync, ClientMemory, Compression, HttpTls, LogFormat, LogLevel, LogLimit,
-    MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck,
-    Settings, SupervisedBy, TlsClientAuth, TlsSettings,
+    AcceptMode, AppendFsync, ClientMemory, Compression, EndpointType, HttpTls, LogFormat, LogLevel,
+    LogLimit, MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction,
+    RdbVersionCheck, Settings, SupervisedBy, TlsClientAuth, TlsSettings,
 };
 
 /// The server's configuration, shared by all threads.

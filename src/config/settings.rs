@@ -176,6 +176,10 @@ choice! {
     RdbVersionCheck { Strict = "strict", Relaxed = "relaxed" }
 }
 choice! {
+    /// Kind of address that a cluster client is told.
+    EndpointType { Ip = "ip", Hostname = "hostname", UnknownEndpoint = "unknown-endpoint" }
+}
+choice! {
     /// Keys to evict when `maxmemory` is reached.
     MaxmemoryPolicy {
         VolatileLru = "volatile-lru",
@@ -365,11 +369,30 @@ settings! {
     // Data set.
     /// The settings that commands on keys read.
     data: DataSettings = |v, _| data_settings(v);
-    databases: u32 = |v, _| v.number("databases");
+    /// A cluster has one database.
+    databases: u32 = |v, _| if v.flag("cluster-enabled") { 1 } else { v.number("databases") };
     /// Zero: no limit.
     maxmemory: u64 = |v, _| v.number("maxmemory");
     maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
     notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
+
+    // Cluster.
+    cluster_enabled: bool = |v, _| v.flag("cluster-enabled");
+    /// Zero: the port for clients and 10000.
+    cluster_port: u16 = |v, _| v.number("cluster-port");
+    /// `None`: the address that the client has reached.
+    cluster_announce_ip: Option<String> = |v, _| v.optional_text("cluster-announce-ip");
+    cluster_announce_client_ipv4: Option<String> = |v, _| v.optional_text("cluster-announce-client-ipv4");
+    cluster_announce_client_ipv6: Option<String> = |v, _| v.optional_text("cluster-announce-client-ipv6");
+    /// Zero: `port`.
+    cluster_announce_port: u16 = |v, _| v.number("cluster-announce-port");
+    /// Zero: none.
+    cluster_announce_tls_port: u16 = |v, _| v.number("cluster-announce-tls-port");
+    /// Zero: `cluster-port`.
+    cluster_announce_bus_port: u16 = |v, _| v.number("cluster-announce-bus-port");
+    cluster_announce_hostname: Option<String> = |v, _| v.optional_text("cluster-announce-hostname");
+    cluster_announce_human_nodename: Option<String> = |v, _| v.optional_text("cluster-announce-human-nodename");
+    cluster_preferred_endpoint_type: EndpointType = |v, _| v.choice("cluster-preferred-endpoint-type");
 
     // Observation.
     loglevel: LogLevel = |v, _| v.choice("loglevel");
@@ -451,6 +474,7 @@ fn data_settings(values: &Values) -> DataSettings {
             policy,
             MaxmemoryPolicy::AllkeysLfu | MaxmemoryPolicy::VolatileLfu
         ),
+        cluster_enabled: values.flag("cluster-enabled"),
         rdbcompression: values.flag("rdbcompression"),
         rdb_newer_versions: version_check == RdbVersionCheck::Relaxed,
     }

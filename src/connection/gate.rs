@@ -1,11 +1,12 @@
 //! Admits or refuses each command before it runs, by checks in a fixed order.
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
-use crate::command::{Command, registry};
+use crate::command::{Command, aborted_by, registry};
 use crate::config::Settings;
 use crate::node::{Node, limits};
 use crate::routing;
 use crate::session::Session;
+use crate::transaction::queued;
 use crate::worker::Worker;
 use flagstone_commands::{CommandFlags, error, flag};
 use flagstone_wire::resp::Args;
@@ -16,12 +17,67 @@ const SHOWN: usize = 128;
 /// Decision of the gate.
 pub(super) enum Admitted {
     Run(&'static Command),
-    /// Error text; it may contain any bytes that the client has sent.
-    Refused(Vec<u8>),
+    Refused(Refusal),
     /// Clients are paused.
     Wait,
     /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
+}
+
+/// Reason why a command is refused.
+pub(super) enum Refusal {
+    /// Error text; it may contain any bytes that the client has sent. An EXEC is aborted because of
+    /// it.
+    Text(Vec<u8>),
+    /// In a cluster, its keys are in several slots.
+    CrossSlot,
+}
+
+impl Refusal {
+    /// Returns the error text; `exec`: the command is EXEC, and its transaction is aborted.
+    pub(super) fn text(self, exec: bool) -> Vec<u8> {
+        match self {
+            Self::Text(text) if exec => aborted_by(&text),
+            Self::Text(text) => text,
+            Self::CrossSlot => CROSS_SLOT.into(),
+        }
+    }
+}
+
+impl From<Vec<u8>> for Refusal {
+    fn from(text: Vec<u8>) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(text: &str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(text: String) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+/// Error of a command whose keys are in several slots.
+const CROSS_SLOT: &str = "CROSSSLOT Keys in request don't hash to the same slot";
+
+/// Returns true if a command names keys of several slots; EXEC, its queued commands.
+fn crosses_slots(session: &Session, command: &Command, args: Args<'_>) -> bool {
+    if !command.spec.has(flag!(EXEC)) {
+        return are_different(command.slots(args));
+    }
+    session.transaction.as_ref().is_some_and(|transaction| {
+        are_different(queued(transaction.args()).flat_map(|q| q.command.slots(q.args)))
+    })
+}
+
+fn are_different(mut slots: impl Iterator<Item = u16>) -> bool {
+    let first = slots.next();
+    first.is_some_and(|first| slots.any(|slot| slot != first))
 }
 
 /// Returns the command or subcommand that the arguments name, or the error text if there is none.
@@ -57,7 +113,7 @@ pub(super) fn admit(
                 );
                 return Admitted::Hostile;
             }
-            return Admitted::Refused(text);
+            return Admitted::Refused(text.into());
         }
     };
     if !command.spec.arity_allows(args.len()) {
@@ -79,10 +135,13 @@ pub(super) fn admit(
     if !session.account.is_free()
         && let Some(text) = denied(session, node, command, args, settings)
     {
-        return Admitted::Refused(text);
+        return Admitted::Refused(text.into());
     }
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
+    }
+    if settings.cluster_enabled && crosses_slots(session, command, args) {
+        return Admitted::Refused(Refusal::CrossSlot);
     }
     let flags = || flags_of(session, node, command, args);
     if limits::any(&node.health, settings) {

@@ -20,7 +20,7 @@ mod wire;
 mod wrong_port;
 
 use crate::clients::{Client, count};
-use crate::command::{Command, Outcome, aborted_by};
+use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -33,7 +33,7 @@ use cycle::Cycle;
 use flagstone_commands::flag;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::resp::{Args, Limits, Parser, Reply};
-use gate::Admitted;
+use gate::{Admitted, Refusal};
 use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::rc::Rc;
@@ -504,13 +504,10 @@ impl Connection {
 
     /// Breaks the transaction, because a command was refused; returns the error text for the
     /// client.
-    fn refused(&mut self, args: Args<'_>, text: Vec<u8>) -> Vec<u8> {
+    fn refused(&mut self, args: Args<'_>, refusal: Refusal) -> Vec<u8> {
         let command = gate::resolve(args).ok();
         let exec = command.filter(|command| command.spec.has(flag!(EXEC)));
-        let text = match exec {
-            Some(_) => aborted_by(&text),
-            None => text,
-        };
+        let text = refusal.text(exec.is_some());
         self.worker.stats().refused(command, &text);
         match exec {
             Some(exec) => {

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use unix_socket::SocketFile;
 
+pub mod addresses;
 mod unix_socket;
 
 /// A place that the server listens on.

@@ -270,6 +270,16 @@ impl Node {
         }
     }
 
+    /// Returns the id of the node in a cluster: 40 hexadecimal digits, which stay the same as long as
+    /// the data directory.
+    pub fn cluster_id(&self) -> String {
+        use sha1::{Digest, Sha1};
+        let mut hash = Sha1::new();
+        hash.update(self.layout.seed.to_be_bytes());
+        hash.update(self.checkpoints.source.origin.to_be_bytes());
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Returns the worker that owns a slot.
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers

@@ -94,13 +94,36 @@ impl Run<'_, '_> {
         } else if let Some(text) = self.refusal(spec.flags) {
             text
         } else {
-            return match command.too_long_key(args).or_else(|| self.stalled(command, args)) {
+            let refused = command.too_long_key(args).or_else(|| self.crosses_slots(command, args));
+            return match refused.or_else(|| self.stalled(command, args)) {
                 Some(text) => Err(text.into_bytes()),
                 None => Ok(command),
             };
         };
         self.unit.effects().refused(Some(command), refusal);
         Err(refusal.into())
+    }
+
+    /// Returns the error if, in a cluster, a command's keys are in several slots, or in another one
+    /// than those that the script has named before.
+    fn crosses_slots(&self, command: &Command, args: Args<'_>) -> Option<String> {
+        if !self.unit.settings.cluster_enabled {
+            return None;
+        }
+        let mut slots = command.slots(args);
+        let first = slots.next()?;
+        if slots.any(|slot| slot != first) {
+            return Some(format!(
+                "ERR Command '{}' in script attempted to access keys that don't hash to the same \
+                slot",
+                command.full_name
+            ));
+        }
+        let before = self.slot.get().unwrap_or(first);
+        self.slot.set(Some(before));
+        (before != first && !self.may_cross_slots).then(|| {
+            "ERR Script attempted to access keys that do not hash to the same slot".to_owned()
+        })
     }
 
     /// Returns the error if a command's keys belong to a shard that cannot store rows.

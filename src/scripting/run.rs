@@ -7,6 +7,7 @@ use crate::scripts::{Control, ScriptFlags, ScriptKind};
 use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, ErrorText, flag};
 use flagstone_lua::{self as lua, Inputs};
+use flagstone_storage::slot::slot_of;
 use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use mlua::{Function, Value};
 use std::cell::Cell;
@@ -42,6 +43,10 @@ pub(super) struct Run<'a, 'c> {
     pub(super) no_memory: Option<&'static str>,
     /// Protocol of the replies that the script receives.
     pub(super) proto: Proto,
+    /// In a cluster, the slot of the keys that it has named.
+    pub(super) slot: Cell<Option<u16>>,
+    /// True if it may name keys of several slots.
+    pub(super) may_cross_slots: bool,
     /// True if it has called a command that writes.
     pub(super) wrote: bool,
     /// Reason why it cannot go on: Lua code cannot catch that.
@@ -205,6 +210,12 @@ pub fn run(
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
     let compatible = call.flags.contains(ScriptFlags::COMPATIBLE);
+    let in_cluster = unit.settings.cluster_enabled;
+    if in_cluster && !compatible && call.flags.contains(ScriptFlags::NO_CLUSTER) {
+        *cx.out = out;
+        let text = "ERR Can not run script on cluster, 'no-cluster' flag is set.";
+        return Err(text.into());
+    }
     let allows_oom = !compatible && call.flags.contains(ScriptFlags::ALLOW_OOM);
     let no_memory = match allows_oom {
         true => None,
@@ -216,6 +227,8 @@ pub fn run(
         read_only: call.read_only || (!compatible && call.flags.contains(ScriptFlags::NO_WRITES)),
         no_memory,
         proto: Proto::Resp2,
+        slot: Cell::new(call.keys.first().map(|key| slot_of(key))),
+        may_cross_slots: compatible || call.flags.contains(ScriptFlags::ALLOW_CROSS_SLOT_KEYS),
         wrote: false,
         stop: None,
         reply: Reply::new(Proto::Resp2),

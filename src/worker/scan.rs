@@ -4,6 +4,7 @@ use super::{Blocked, Shown, Worker};
 use crate::command::{OwnedCommand, Request, RoundError, registry};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use flagstone_wire::resp::OwnedArgs;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 impl Worker {
@@ -51,6 +52,18 @@ impl Worker {
         let _exact = self.count_exactly().await.is_ok();
         let partition = self.partition.borrow();
         Ok((0..databases).map(|db| partition.totals(db)).collect())
+    }
+
+    /// Returns the number of keys in each of some slots of this worker, in the first database.
+    pub async fn slot_counts(
+        self: &Rc<Self>,
+        slots: RangeInclusive<u16>,
+    ) -> Result<Vec<(u16, u32)>, RoundError> {
+        self.settle_writes().await?;
+        self.count_exactly().await?;
+        let partition = self.partition.borrow();
+        let own = slots.filter(|slot| self.node.worker_of(*slot) == self.id);
+        Ok(own.map(|slot| (slot, partition.slot_keys(slot))).collect())
     }
 
     /// Removes the keys that have expired; all belong to this worker.

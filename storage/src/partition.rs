@@ -397,6 +397,13 @@ impl Partition {
         self.shards.values().map(|shard| shard.engine().progress()).sum()
     }
 
+    /// Returns the number of keys in a slot of the first database.
+    pub fn slot_keys(&self, slot: u16) -> u32 {
+        let generation = self.store.generation(0);
+        let shard = self.shards.get(&self.store.layout().shard_of(slot));
+        shard.map_or(0, |shard| shard.slot_keys(generation, slot))
+    }
+
     /// Returns the number of keys, and of keys with an expiry, of a database in these shards.
     pub fn totals(&self, db: u32) -> (u64, u64) {
         let generation = self.store.generation(db);

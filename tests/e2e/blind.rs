@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 const OPTIONS: [&str; 8] =
     ["--workers", "2", "--shards", "3", "--memory-budget", "32mb", "--handover-interval-ms", "100"];
 
-fn run(client: &mut redis::Connection, words: &[&str]) -> redis::Value {
+pub(crate) fn run(client: &mut redis::Connection, words: &[&str]) -> redis::Value {
     let mut command = redis::cmd(words[0]);
     words[1..].iter().for_each(|word| _ = command.arg(*word));
     command.query(client).unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }
 
-fn number(client: &mut redis::Connection, words: &[&str]) -> i64 {
+pub(crate) fn number(client: &mut redis::Connection, words: &[&str]) -> i64 {
     match run(client, words) {
         redis::Value::Int(n) => n,
         other => panic!("{words:?}: {other:?}"),
@@ -22,7 +22,7 @@ fn number(client: &mut redis::Connection, words: &[&str]) -> i64 {
 }
 
 /// Returns a field of INFO.
-fn info(client: &mut redis::Connection, field: &str) -> String {
+pub(crate) fn info(client: &mut redis::Connection, field: &str) -> String {
     let text: String = redis::cmd("INFO").arg("everything").query(client).expect("a text");
     let found = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     found.unwrap_or_default().to_owned()

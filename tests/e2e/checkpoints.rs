@@ -177,7 +177,8 @@ fn a_backup_is_taken_of_a_server_that_runs_or_is_stopped() {
     let backup = ["backup", "--dir", &data, "--to", &to, "--port", &port];
     done(&backup);
     let () = client.set("later", "there").expect("stored");
-    done(&backup);
+    // The subcommand finds the server by its directory, too.
+    done(&backup[..5]);
     drop(client);
     server.stop();
     done(&backup);

@@ -113,7 +113,7 @@ fn help_describes_directives_and_commands() {
     let help = Command::new(FLAGSTONE).arg("--help").output().expect("it runs");
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
     for absent in
-        ["--cluster-enabled ", "--maxmemory-samples ", "--dbfilename ", "--lfu-decay-time "]
+        ["--maxmemory-samples ", "--dbfilename ", "--lfu-decay-time ", "--cluster-node-timeout "]
     {
         assert!(!help.contains(absent), "{absent}");
     }
@@ -127,7 +127,6 @@ fn a_refused_configuration_is_status_2_and_names_the_directive() {
     let mut server = Server::start(&[]);
     server.stop();
     let cases: &[(&[&str], &str)] = &[
-        (&["--cluster-enabled", "yes"], "cluster-enabled"),
         (&["--aclfile", "missing.acl"], "missing.acl"),
         (&["--user", "alice", "+nothing"], "alice"),
         (&["--aclfile", "a", "--user", "alice", "on"], "aclfile"),

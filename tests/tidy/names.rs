@@ -28,9 +28,11 @@ const NAME_COMMANDS: &[(&str, &str, &str)] = &[
     ("src/secrets.rs", "deluser", "an argument that is not shown, until `Spec` says so"),
     ("src/secrets.rs", "getuser", "an argument that is not shown, until `Spec` says so"),
     ("src/secrets.rs", "hello", "an argument that is not shown, until `Spec` says so"),
+    ("src/secrets.rs", "migrate", "an argument that is not shown, until `Spec` says so"),
     ("src/secrets.rs", "set", "an argument that is not shown, until `Spec` says so"),
     ("src/secrets.rs", "setuser", "an argument that is not shown, until `Spec` says so"),
     ("src/transaction.rs", "exec", "the command that a queue ends with"),
+    ("src/worker/departures.rs", "del", "the name of an event"),
     ("src/worker/scan.rs", "exists", "the command that a worker runs on many keys"),
     ("src/worker/watching.rs", "keys", "a field, for Debug"),
 ];

@@ -11,6 +11,7 @@ const LINE_ENDS: &[(&str, usize, &str)] = &[
     ("src/cli/connection.rs", 5, "requests of a client"),
     ("src/cli/export.rs", 1, "replies as a client reads them"),
     ("src/cli/import/aof.rs", 1, "requests in an append-only file"),
+    ("src/commands/cluster/mod.rs", 1, "lines of CLUSTER INFO"),
     ("src/commands/server/info/mod.rs", 2, "lines of INFO"),
     ("src/http/errand.rs", 1, "requests of a client"),
 ];

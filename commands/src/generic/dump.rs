@@ -15,14 +15,22 @@ use flagstone_wire::resp::Args;
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let name = arg(args, 1)?;
+    match payload_of(cx, arg(args, 1)?)? {
+        None => cx.out.null(),
+        Some((payload, _)) => cx.out.bulk(&payload),
+    }
+    Ok(())
+}
+
+/// Returns the payload of a key's value, and when the key expires (ms since the Unix epoch; 0:
+/// never); `None` if the key does not exist.
+pub fn payload_of(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<(Vec<u8>, u64)>, Stop> {
     let now_ms = cx.now_ms();
     let mut limits = Limits { compression: cx.settings.rdbcompression, ..Limits::default() };
-    let payload = match cx.store.entry(cx.db, name)?.map(|entry| &entry.value) {
-        None | Some(Value::Absent) => {
-            cx.out.null();
-            return Ok(());
-        }
+    let entry = cx.store.entry(cx.db, name)?;
+    let expire_at_ms = entry.map_or(0, |entry| entry.expire_at_ms);
+    let payload = match entry.map(|entry| &entry.value) {
+        None | Some(Value::Absent) => return Ok(None),
         Some(Value::Str(s)) => rdb::dump(&Object::String(s.whole().or_load(cx.db, name)?), &limits),
         Some(Value::Hash(hash)) => {
             hash.require_all().or_load(cx.db, name)?;
@@ -56,8 +64,7 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             rdb::dump(&Object::Stream(Box::new(object)), &limits)
         }
     };
-    cx.out.bulk(&payload);
-    Ok(())
+    Ok(Some((payload, expire_at_ms)))
 }
 
 /// Returns the fields that have not expired; if all have, returns all of them, because a hash
@@ -220,6 +227,18 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) in the size of the value",
         arity: -4,
         flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(1, key!(OW | UPDATE))],
+        acl: acl!(KEYSPACE | DANGEROUS),
+        run: Run::Keys(restore),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "restore-asking",
+        since: "3.0.0",
+        summary: "RESTORE, as one node of a cluster sends it to another.",
+        complexity: "O(N) in the size of the value",
+        arity: -4,
+        flags: flag!(WRITE | DENYOOM | ASKING),
         keys: &[KeySpec::one(1, key!(OW | UPDATE))],
         acl: acl!(KEYSPACE | DANGEROUS),
         run: Run::Keys(restore),

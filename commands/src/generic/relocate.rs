@@ -45,6 +45,9 @@ fn renamenx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `MOVE key db`
 fn move_key(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    if cx.settings.cluster_enabled {
+        return Err("ERR MOVE is not allowed in cluster mode".into());
+    }
     let name = arg(args, 1)?;
     let db = existing_db(db_arg(args, 2)?, cx.store.databases())?;
     if db == cx.db {

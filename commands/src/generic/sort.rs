@@ -8,6 +8,7 @@ use crate::{
 };
 use flagstone_storage::encoding::MAX_KEY;
 use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::slot::slot_of;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{List, Value, Zset};
 use flagstone_wire::num::parse_f64;
@@ -33,8 +34,16 @@ struct SortOptions<'a> {
 }
 
 impl<'a> SortOptions<'a> {
-    /// `reads_all`: the user may read every key.
-    fn parse(args: Args<'a>, read_only: bool, reads_all: bool) -> Result<Self, Stop> {
+    /// Parses the options. `reads_all`: the user may read every key; `cluster`: keys made by a
+    /// pattern must be in the slot of the sorted key.
+    fn parse(
+        args: Args<'a>,
+        read_only: bool,
+        reads_all: bool,
+        cluster: bool,
+    ) -> Result<Self, Stop> {
+        let may_leave =
+            |pattern: &[u8]| cluster && pattern_slot(pattern) != args.get(1).map(slot_of);
         let mut options = Self::default();
         let mut at = 2;
         while let Some(word) = args.get(at) {
@@ -54,16 +63,22 @@ impl<'a> SortOptions<'a> {
             } else if is_word(word, "by") && left >= 1 {
                 at += 1;
                 let pattern = Pattern::new(arg(args, at)?);
+                if matches!(pattern, Pattern::Key { .. }) && may_leave(arg(args, at)?) {
+                    return Err(BY_LEAVES.into());
+                }
                 if !reads_all && arg(args, at)?.contains(&b'*') {
                     return Err(BY_DENIED.into());
                 }
                 options.nosort |= !matches!(pattern, Pattern::Key { .. });
                 options.by = Some(pattern);
             } else if is_word(word, "get") && left >= 1 {
+                at += 1;
+                if arg(args, at)? != b"#" && may_leave(arg(args, at)?) {
+                    return Err(GET_LEAVES.into());
+                }
                 if !reads_all {
                     return Err(GET_DENIED.into());
                 }
-                at += 1;
                 options.get.push(Pattern::new(arg(args, at)?));
             } else {
                 return Err(error::SYNTAX.into());
@@ -97,6 +112,22 @@ fn stored_key(args: Args<'_>, out: &mut Vec<usize>) {
         at += 1;
     }
     out.extend(found);
+}
+
+const BY_LEAVES: &str = "ERR BY option of SORT denied in Cluster mode when keys formed by the \
+    pattern may be in different slots.";
+const GET_LEAVES: &str = "ERR GET option of SORT denied in Cluster mode when keys formed by the \
+    pattern may be in different slots.";
+
+/// Returns the slot of all keys that a pattern can make; `None` if they may differ.
+fn pattern_slot(pattern: &[u8]) -> Option<u16> {
+    let special = pattern.iter().position(|byte| b"*?[\\".contains(byte));
+    let fixed = &pattern[..special.unwrap_or(pattern.len())];
+    let has_tag = || {
+        let open = fixed.iter().position(|byte| *byte == b'{')?;
+        fixed[open + 1..].iter().position(|byte| *byte == b'}').filter(|len| *len > 0)
+    };
+    (special.is_none() || has_tag().is_some()).then(|| slot_of(fixed))
 }
 
 /// A pattern of BY or GET.
@@ -353,7 +384,8 @@ fn make_skiplist(cx: &mut Ctx<'_>, name: &[u8]) {
 }
 
 fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let mut options = SortOptions::parse(args, read_only, cx.reads_all)?;
+    let cluster = cx.settings.cluster_enabled;
+    let mut options = SortOptions::parse(args, read_only, cx.reads_all, cluster)?;
     let name = arg(args, 1)?;
     let found = sorted_values(cx, name, &mut options);
     if let (Some(target), Ok(_)) = (options.store, &found) {

@@ -90,7 +90,7 @@ fn answer(cx: &mut Call<'_>) {
     out.bulk_str("id");
     out.int(cx.session.client.id.cast_signed());
     out.bulk_str("mode");
-    out.bulk_str("standalone");
+    out.bulk_str(if settings.cluster_enabled { "cluster" } else { "standalone" });
     out.bulk_str("role");
     out.bulk_str("master");
     out.bulk_str("modules");

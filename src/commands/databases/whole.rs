@@ -51,6 +51,9 @@ fn swapdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> CallOutcome {
+    if dbs.worker.settings().cluster_enabled {
+        return Err("ERR SWAPDB is not allowed in cluster mode".into());
+    }
     let index = |at: usize, wrong: &'static str| {
         let number =
             flagstone_wire::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());

@@ -72,6 +72,17 @@ fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Com
             out.bulk_str(name);
             out.bulk_str(text);
         }
+        let history = history(&facts.arguments);
+        if !history.is_empty() {
+            fields += 1;
+            out.bulk_str("history");
+            out.set(history.len());
+            for (version, added) in history {
+                out.array(2);
+                out.bulk_str(version);
+                out.bulk_str(&added);
+            }
+        }
         let doc_flags: Vec<&str> =
             [facts.deprecated_since.map(|_| "deprecated"), facts.is_for_tests.then_some("syscmd")]
                 .into_iter()
@@ -98,6 +109,36 @@ fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Com
             document(out, command.subcommands.iter());
         }
         out.end(mark, fields);
+    }
+}
+
+/// Returns what was added to a command, by the version: the arguments that are younger than it.
+fn history(arguments: &[Argument]) -> Vec<(&'static str, String)> {
+    let mut added = Vec::new();
+    collect_added(arguments, &mut added);
+    let number = |version: &str| -> Vec<u32> {
+        version.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+    };
+    added.sort_by_key(|(version, _)| number(version));
+    let mut history: Vec<(&'static str, String)> = Vec::new();
+    for (version, name) in added {
+        match history.last_mut().filter(|(last, _)| *last == version) {
+            Some((_, names)) => names.push_str(&format!(", `{name}`")),
+            None => history.push((version, format!("Added: `{name}`"))),
+        }
+    }
+    history
+}
+
+fn collect_added(arguments: &[Argument], added: &mut Vec<(&'static str, &'static str)>) {
+    for argument in arguments {
+        match argument.since {
+            Some(version) => {
+                let name = argument.token.filter(|token| !token.is_empty());
+                added.push((version, name.unwrap_or(argument.name)));
+            }
+            None => collect_added(&argument.parts, added),
+        }
     }
 }
 
@@ -258,6 +299,16 @@ mod tests {
         for name in LINES.keys() {
             assert!(known.contains(name), "{name}");
         }
+    }
+
+    #[test]
+    fn a_history_tells_what_was_added_since() {
+        let text = &mut "a:key b:integer`B`^10.0.0 c:oneof[d:pure-token`D`^7.0.0 e:string] \
+            f:string^7.0.0";
+        let told = history(&arguments(text));
+        let expected =
+            [("7.0.0", "Added: `D`, `f`".to_owned()), ("10.0.0", "Added: `B`".to_owned())];
+        assert_eq!(told, expected);
     }
 
     #[test]

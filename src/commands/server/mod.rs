@@ -13,12 +13,14 @@ mod latency;
 mod latency_report;
 mod memory;
 mod memory_report;
+mod migrate;
+mod modules;
 mod monitor;
 mod save;
 mod selftest;
 
 use crate::commands::{Handler, Spec};
-use flagstone_commands::{CommandFlags, Group, acl, flag};
+use flagstone_commands::{Begin, CommandFlags, Find, Group, KeySpec, acl, flag, key};
 
 pub use admin::ADMIN_COMMANDS;
 pub use save::SAVE_COMMANDS;
@@ -117,6 +119,36 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds the commands on memory.",
         arity: -2,
         subcommands: memory::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
+        name: "migrate",
+        since: "2.6.0",
+        complexity: "O(N) where N is the size of the values",
+        summary: "Sends keys to another server, and deletes them here.",
+        arity: -6,
+        flags: flag!(WRITE | MOVABLE_KEYS),
+        keys: &[
+            KeySpec::one(3, key!(RW | ACCESS | DELETE)),
+            KeySpec {
+                flags: key!(RW | ACCESS | DELETE | INCOMPLETE),
+                begin: Begin::Keyword("KEYS", -2),
+                find: Find::Range { last: -1, step: 1, limit: 0 },
+            },
+        ],
+        acl: acl!(KEYSPACE | DANGEROUS),
+        tips: &["nondeterministic_output"],
+        run: Handler::Wait(migrate::migrate),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "module",
+        group: Group::Server,
+        since: "4.0.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on modules.",
+        arity: -2,
+        subcommands: modules::SUBCOMMANDS,
         ..Spec::NEW
     },
     Spec {

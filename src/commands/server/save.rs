@@ -39,6 +39,16 @@ fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
+/// `BGREWRITEAOF`: what a start has to replay becomes short, as after a rewrite of the reference's
+/// file.
+fn bgrewriteaof(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    if begin(cx.node).is_none() {
+        return Err("ERR Background append only file rewriting already in progress".into());
+    }
+    cx.out.simple("Background append only file rewriting started");
+    Ok(())
+}
+
 fn cancel(cx: &mut Call<'_>) -> CallOutcome {
     if !cx.node.checkpoints.cancel() {
         return Err("ERR Background saving is currently not in progress or scheduled".into());
@@ -212,6 +222,15 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         arity: -1,
         flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT),
         run: Handler::Session(bgsave),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "bgrewriteaof",
+        group: Group::Server,
+        summary: "Takes a checkpoint in the background.",
+        arity: 1,
+        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT),
+        run: Handler::Session(bgrewriteaof),
         ..Spec::NEW
     },
     Spec {

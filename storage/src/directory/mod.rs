@@ -241,6 +241,14 @@ impl Directory {
         self.shards.iter().map(|shard| shard.engine().clone()).collect()
     }
 
+    /// Returns the number of keys in the databases from one on.
+    pub fn keys_from(&self, database: u32) -> u64 {
+        let generations = self.generations.live.iter().skip(database as usize);
+        let keys = generations
+            .flat_map(|generation| self.shards.iter().map(|shard| shard.totals(*generation).0));
+        keys.sum()
+    }
+
     /// Distributes the shards: shard n to worker n mod `shard_workers`; further workers own none.
     /// The locks are returned with them.
     pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, Locks) {

@@ -159,6 +159,11 @@ impl Shard {
         &self.generations
     }
 
+    /// Returns the number of keys of a generation in a slot.
+    pub(crate) fn slot_keys(&self, generation: u32, slot: u16) -> u32 {
+        self.counters.of(generation, slot).0
+    }
+
     /// Returns the number of keys, and of keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.counters.totals(generation)

@@ -153,7 +153,9 @@ impl Page<'_> {
             "commandstats" => self.commandstats(),
             "errorstats" => self.errorstats(),
             "latencystats" => self.latencystats(),
-            "cluster" => self.field("cluster_enabled", 0),
+            "cluster" => {
+                self.field("cluster_enabled", i32::from(self.worker.settings().cluster_enabled));
+            }
             "keyspace" => {
                 for (db, (keys, expires)) in keyspace.iter().enumerate() {
                     if *keys > 0 {
@@ -196,6 +198,7 @@ impl Page<'_> {
             true => "redis_mode",
             false => "server_mode",
         };
+        let mode = if settings.cluster_enabled { "cluster" } else { "standalone" };
         let executable = std::env::current_exe().unwrap_or_default();
         let file = node.config.file().map(|f| f.display().to_string()).unwrap_or_default();
         self.fields(&[
@@ -207,7 +210,7 @@ impl Page<'_> {
             ("redis_git_sha1", &"00000000"),
             ("redis_git_dirty", &0),
             ("redis_build_id", &"0"),
-            (mode_field, &"standalone"),
+            (mode_field, &mode),
             ("os", &process::system()),
             ("arch_bits", &usize::BITS),
             ("monotonic_clock", &"POSIX clock_gettime"),

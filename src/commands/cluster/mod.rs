@@ -1,0 +1,411 @@
+//! CLUSTER, READONLY, READWRITE and ASKING: with `cluster-enabled yes` the server is a cluster of
+//! one node that owns all slots, so that clients of a cluster work unchanged.
+
+mod show;
+mod slots;
+
+use crate::commands::{Handler, Spec};
+use crate::config::Settings;
+use crate::routing::{Call, CallOutcome};
+use flagstone_commands::help::help;
+use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag};
+use flagstone_storage::slot::{SLOTS, slot_of};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Reply};
+use show::Myself;
+
+const DISABLED: &str = "ERR This instance has cluster support disabled";
+
+/// Error of subcommands that change which node owns which slots.
+const ALONE: &str = "ERR This server is a cluster of one node, which owns all slots: its topology \
+    cannot be changed";
+
+/// Checks that cluster support is enabled.
+fn enabled(settings: &Settings) -> Result<(), ErrorText> {
+    if settings.cluster_enabled { Ok(()) } else { Err(DISABLED.into()) }
+}
+
+/// Returns the slot in an argument, or `wrong` if it is none.
+fn slot_arg(args: Args<'_>, at: usize, wrong: &'static str) -> Result<u16, ErrorText> {
+    let number = parse_i64(arg(args, at)?).ok_or(flagstone_commands::error::NOT_INTEGER)?;
+    let slot = u16::try_from(number).ok().filter(|slot| *slot < SLOTS);
+    slot.ok_or(ErrorText::from(wrong))
+}
+
+/// `CLUSTER INFO`
+fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    let text = format!(
+        "cluster_state:ok\r\ncluster_slots_assigned:{SLOTS}\r\ncluster_slots_ok:{SLOTS}\r\n\
+        cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:1\r\n\
+        cluster_size:1\r\ncluster_current_epoch:1\r\ncluster_my_epoch:1\r\n\
+        cluster_stats_messages_sent:0\r\ncluster_stats_messages_received:0\r\n\
+        total_cluster_links_buffer_limit_exceeded:0\r\n"
+    );
+    cx.out.verbatim(*b"txt", text.as_bytes());
+    Ok(())
+}
+
+/// `CLUSTER MYID`
+fn myid(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.bulk_str(&cx.node.cluster_id());
+    Ok(())
+}
+
+/// `CLUSTER MYSHARDID`
+fn myshardid(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.bulk_str(&show::reversed(&cx.node.cluster_id()));
+    Ok(())
+}
+
+/// `CLUSTER NODES`
+fn nodes(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    let settings = cx.worker.settings();
+    enabled(&settings)?;
+    let text = Myself::new(cx, &settings).line() + "\n";
+    cx.out.verbatim(*b"txt", text.as_bytes());
+    Ok(())
+}
+
+/// `CLUSTER SLOTS`
+fn slots(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    let settings = cx.worker.settings();
+    enabled(&settings)?;
+    let myself = Myself::new(cx, &settings);
+    cx.out.array(1);
+    cx.out.array(3);
+    cx.out.int(0);
+    cx.out.int(i64::from(SLOTS) - 1);
+    myself.write_endpoint(cx.out);
+    Ok(())
+}
+
+/// `CLUSTER SHARDS`
+fn shards(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    let settings = cx.worker.settings();
+    enabled(&settings)?;
+    let myself = Myself::new(cx, &settings);
+    cx.out.array(1);
+    cx.out.map(2);
+    cx.out.bulk_str("slots");
+    cx.out.array(2);
+    cx.out.int(0);
+    cx.out.int(i64::from(SLOTS) - 1);
+    cx.out.bulk_str("nodes");
+    cx.out.array(1);
+    myself.write_details(cx.out);
+    Ok(())
+}
+
+/// `CLUSTER LINKS`: there is no other node.
+fn links(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.array(0);
+    Ok(())
+}
+
+/// Checks that an argument is this node's id.
+fn known_node(cx: &Call<'_>, args: Args<'_>) -> Result<(), ErrorText> {
+    let id = arg(args, 2)?;
+    if id == cx.node.cluster_id().as_bytes() {
+        return Ok(());
+    }
+    Err([b"ERR Unknown node ", id].concat().into())
+}
+
+/// `CLUSTER REPLICAS node-id`: there are none.
+fn replicas(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    known_node(cx, args)?;
+    cx.out.array(0);
+    Ok(())
+}
+
+/// `CLUSTER COUNT-FAILURE-REPORTS node-id`
+fn failure_reports(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    known_node(cx, args)?;
+    cx.out.int(0);
+    Ok(())
+}
+
+/// `CLUSTER KEYSLOT key`
+fn keyslot(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.int(i64::from(slot_of(arg(args, 2)?)));
+    Ok(())
+}
+
+/// `CLUSTER SAVECONFIG`: there is nothing to save.
+fn saveconfig(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// Answers a subcommand that would change the topology.
+fn refuse(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    Err(ALONE.into())
+}
+
+/// `READONLY`, `READWRITE` and `ASKING`: every key is this node's, so they change nothing.
+fn nothing(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLUSTER HELP`
+fn show_help(out: &mut Reply) {
+    help(
+        out,
+        "CLUSTER",
+        &[
+            ("COUNTKEYSINSLOT <slot>", "Return the number of keys in <slot>."),
+            ("GETKEYSINSLOT <slot> <count>", "Return key names stored by current node in a slot."),
+            ("INFO", "Return information about the cluster."),
+            ("KEYSLOT <key>", "Return the hash slot for <key>."),
+            ("LINKS", "Return the links to other nodes: there are none."),
+            ("MYID", "Return the node id."),
+            ("MYSHARDID", "Return the node's shard id."),
+            ("NODES", "Return the one node, which owns all slots, as a line of text."),
+            ("REPLICAS <node-id>", "Return <node-id> replicas: there are none."),
+            ("SHARDS", "Return the one shard with its node."),
+            ("SLOT-STATS", "Return an array of slot usage statistics."),
+            ("SLOTS", "Return the one range of slots with its node."),
+        ],
+    );
+}
+
+/// Flags of subcommands that answer at any time, and of those for administrators.
+const ANY_TIME: CommandFlags = flag!(LOADING | STALE);
+const CHANGES: CommandFlags = flag!(ADMIN | STALE | NO_ASYNC_LOADING);
+
+/// Common declaration of the subcommands.
+const SUB: Spec = Spec {
+    group: Group::Cluster,
+    since: "3.0.0",
+    complexity: "O(1)",
+    arity: 2,
+    flags: ANY_TIME,
+    ..Spec::NEW
+};
+
+/// Common declaration of those that change the topology.
+const CHANGE: Spec = Spec { flags: CHANGES, run: Handler::Session(refuse), ..SUB };
+
+const SUBCOMMANDS: &[Spec] = &[
+    Spec { name: "addslots", arity: -3, summary: "Gives slots to the node.", ..CHANGE },
+    Spec {
+        name: "addslotsrange",
+        since: "7.0.0",
+        arity: -4,
+        summary: "Gives ranges of slots to the node.",
+        ..CHANGE
+    },
+    Spec {
+        name: "bumpepoch",
+        summary: "Raises the epoch of the configuration.",
+        tips: &["nondeterministic_output"],
+        ..CHANGE
+    },
+    Spec {
+        name: "count-failure-reports",
+        arity: 3,
+        flags: flag!(ADMIN | STALE),
+        summary: "Counts the reports that a node has failed.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(failure_reports),
+        ..SUB
+    },
+    Spec {
+        name: "countkeysinslot",
+        arity: 3,
+        flags: flag!(STALE),
+        summary: "Counts the keys in a slot.",
+        run: Handler::Wait(slots::count_keys),
+        ..SUB
+    },
+    Spec { name: "delslots", arity: -3, summary: "Takes slots from the node.", ..CHANGE },
+    Spec {
+        name: "delslotsrange",
+        since: "7.0.0",
+        arity: -4,
+        summary: "Takes ranges of slots from the node.",
+        ..CHANGE
+    },
+    Spec { name: "failover", arity: -2, summary: "Makes a replica the primary.", ..CHANGE },
+    Spec { name: "flushslots", summary: "Takes all slots from the node.", ..CHANGE },
+    Spec { name: "forget", arity: 3, summary: "Forgets another node.", ..CHANGE },
+    Spec {
+        name: "getkeysinslot",
+        arity: 4,
+        flags: flag!(STALE),
+        complexity: "O(N) where N is the number of requested keys",
+        summary: "Returns keys in a slot.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Wait(slots::get_keys),
+        ..SUB
+    },
+    Spec {
+        name: "help",
+        since: "5.0.0",
+        summary: "Lists the subcommands.",
+        run: Handler::Help(show_help),
+        ..SUB
+    },
+    Spec {
+        name: "info",
+        summary: "Describes the state of the cluster.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(info),
+        ..SUB
+    },
+    Spec {
+        name: "keyslot",
+        arity: 3,
+        flags: flag!(STALE),
+        complexity: "O(N) where N is the number of bytes in the key",
+        summary: "Returns the slot of a key.",
+        run: Handler::Session(keyslot),
+        ..SUB
+    },
+    Spec {
+        name: "links",
+        since: "7.0.0",
+        flags: flag!(STALE),
+        summary: "Lists the links to other nodes.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(links),
+        ..SUB
+    },
+    Spec { name: "meet", arity: -4, summary: "Joins another node.", ..CHANGE },
+    Spec {
+        name: "myid",
+        summary: "Returns the id of the node.",
+        run: Handler::Session(myid),
+        ..SUB
+    },
+    Spec {
+        name: "myshardid",
+        since: "7.2.0",
+        summary: "Returns the id of the node's shard.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(myshardid),
+        ..SUB
+    },
+    Spec {
+        name: "nodes",
+        summary: "Lists the nodes of the cluster.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(nodes),
+        ..SUB
+    },
+    Spec {
+        name: "replicas",
+        since: "5.0.0",
+        arity: 3,
+        flags: flag!(ADMIN | STALE),
+        summary: "Lists the replicas of a node.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(replicas),
+        ..SUB
+    },
+    Spec { name: "replicate", arity: 3, summary: "Makes the node a replica.", ..CHANGE },
+    Spec {
+        name: "reset",
+        arity: -2,
+        flags: flag!(ADMIN | NOSCRIPT | STALE),
+        summary: "Makes the node leave its cluster.",
+        ..CHANGE
+    },
+    Spec {
+        name: "saveconfig",
+        summary: "Saves the configuration of the cluster.",
+        run: Handler::Session(saveconfig),
+        ..CHANGE
+    },
+    Spec { name: "set-config-epoch", arity: 3, summary: "Sets the epoch of a new node.", ..CHANGE },
+    Spec { name: "setslot", arity: -4, summary: "Binds a slot to a node.", ..CHANGE },
+    Spec {
+        name: "shards",
+        since: "7.0.0",
+        summary: "Describes the shards with their nodes.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(shards),
+        ..SUB
+    },
+    Spec {
+        name: "slaves",
+        arity: 3,
+        flags: flag!(ADMIN | STALE),
+        summary: "Lists the replicas of a node.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(replicas),
+        ..SUB
+    },
+    Spec {
+        name: "slot-stats",
+        since: "8.0.0",
+        arity: -4,
+        complexity: "O(N) where N is the number of slots",
+        summary: "Counts the keys of slots.",
+        tips: &["nondeterministic_output", "request_policy:all_shards"],
+        run: Handler::Wait(slots::stats),
+        ..SUB
+    },
+    Spec {
+        name: "slots",
+        summary: "Lists the ranges of slots with their nodes.",
+        tips: &["nondeterministic_output"],
+        run: Handler::Session(slots),
+        ..SUB
+    },
+];
+
+/// `READONLY` and the like in a transaction.
+fn nothing_in_unit(
+    cx: &mut Ctx<'_>,
+    unit: &crate::unit::Unit<'_>,
+    _: Args<'_>,
+) -> crate::unit::UnitOutcome {
+    enabled(unit.settings)?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// Common declaration of the commands that change what a connection may read.
+const READS: Spec = Spec {
+    group: Group::Cluster,
+    since: "3.0.0",
+    complexity: "O(1)",
+    arity: 1,
+    flags: flag!(LOADING | STALE | FAST),
+    acl: acl!(CONNECTION),
+    run: Handler::Either { alone: nothing, in_unit: nothing_in_unit },
+    ..Spec::NEW
+};
+
+/// Declarations of the commands on clusters.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "cluster",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on the cluster.",
+        arity: -2,
+        flags: CommandFlags::empty(),
+        subcommands: SUBCOMMANDS,
+        ..SUB
+    },
+    Spec {
+        name: "asking",
+        flags: flag!(FAST),
+        summary: "Allows a redirected command: no slot is ever on its way here.",
+        ..READS
+    },
+    Spec { name: "readonly", summary: "Allows reads from a replica.", ..READS },
+    Spec { name: "readwrite", summary: "Ends READONLY.", ..READS },
+];
