@@ -6,9 +6,11 @@ opens as many connections as it likes, and continues until target.stopped(). Its
 puts the keys that it needs into the data set.
 """
 
+import base64
 import itertools
 import selectors
 import socket
+import ssl
 import threading
 from dataclasses import dataclass
 from typing import Callable
@@ -28,21 +30,24 @@ class Attack:
     prepare: Callable
     # The server has a password, which the attacker does not know.
     locked_out: bool
+    # It is about what only Flagstone has.
+    only_ours: bool
 
 
 class Target:
     """The server as an attacker sees it. `size` is the bytes of what is large, `clients` how many connections it opens."""
 
-    def __init__(self, port, seconds, size, clients, password=None):
+    def __init__(self, port, seconds, size, clients, password=None, tls_port=None, http_port=None):
         self.port, self.seconds, self.size, self.clients, self.password = port, seconds, size, clients, password
+        self.tls_port, self.http_port = tls_port, http_port
         self.stop = threading.Event()
         threading.Timer(seconds, self.stop.set).start()
 
     def stopped(self):
         return self.stop.is_set()
 
-    def socket(self, authenticate=True):
-        plain = socket.create_connection((HOST, self.port), 5)
+    def socket(self, authenticate=True, port=None):
+        plain = socket.create_connection((HOST, port or self.port), 5)
         if authenticate and self.password:
             plain.sendall(encode(["AUTH", self.password]))
             plain.recv(100)
@@ -55,14 +60,14 @@ class Target:
         return connection
 
 
-def attack(name, about, prepare=lambda connection, size: None, locked_out=False):
+def attack(name, about, prepare=lambda connection, size: None, locked_out=False, only_ours=False):
     def register(run):
-        ATTACKS[name] = Attack(name, about, run, prepare, locked_out)
+        ATTACKS[name] = Attack(name, about, run, prepare, locked_out, only_ours)
         return run
     return register
 
 
-def flood(target, first, then, authenticate=True, clients=None):
+def flood(target, first, then, authenticate=True, clients=None, port=None):
     """Clients that send `first` once (of a number that each has its own of) and `then` again and again, and never read. Who is
     closed comes back."""
     selector = selectors.DefaultSelector()
@@ -70,7 +75,7 @@ def flood(target, first, then, authenticate=True, clients=None):
 
     def join():
         try:
-            plain = target.socket(authenticate)
+            plain = target.socket(authenticate, port)
         except OSError:
             return
         plain.setblocking(False)
@@ -226,3 +231,73 @@ def subscribers(target):
         except OSError:
             continue
     deaf.join()
+
+
+def client_hello():
+    """The first message of a TLS handshake."""
+    sent = ssl.MemoryBIO()
+    session = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    try:
+        session.do_handshake()
+    except ssl.SSLWantReadError:
+        return sent.read()
+    raise AssertionError("a handshake without an answer")
+
+
+@attack("handshakes", "TLS handshakes that begin and never end", locked_out=True, only_ours=True)
+def handshakes(target):
+    flood(target, client_hello(), b"", authenticate=False, clients=10 * target.clients, port=target.tls_port)
+
+
+@attack("hellos", "TLS handshakes, as many as possible, each left after the server's answer", locked_out=True, only_ours=True)
+def hellos(target):
+    hello = client_hello()
+
+    def run():
+        while not target.stopped():
+            try:
+                with target.socket(False, target.tls_port) as plain:
+                    plain.sendall(hello)
+                    plain.recv(1 << 16)
+            except OSError:
+                continue
+
+    runners = [threading.Thread(target=run) for _ in range(8)]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+
+
+def add_user(connection, _):
+    patterns = [f"~pattern:*:{n}:*" for n in range(9_990)]
+    connection.command("ACL", "SETUSER", "ruled", "on", ">" + PASSWORD, "+@all", *patterns)
+
+
+@attack("rules", "a user with 10,000 patterns of keys, whose commands are checked against all, and which is set again", add_user)
+def rules(target):
+    login = encode(["AUTH", "ruled", PASSWORD])
+    gets = encode(["GET", "pattern:x:10000:y"]) * 100
+    again = encode(["ACL", "SETUSER", "ruled", *[f"~pattern:*:{n}:*" for n in range(9_990)]])
+    flood(target, login, gets + again, clients=10)
+
+
+@attack("logs", "logs and histograms of commands, again and again, never read", slow_everything)
+def logs(target):
+    asked = [["SLOWLOG", "GET", "-1"], ["LATENCY", "HISTOGRAM"], ["LATENCY", "DOCTOR"], ["ACL", "LOG"], ["INFO", "everything"]]
+    flood(target, b"", b"".join(encode(words) for words in asked) * 20, clients=20)
+
+
+@attack("http", "figures and values by HTTP, again and again, never read", strings, only_ours=True)
+def http(target):
+    login = base64.b64encode(f"default:{target.password or ''}".encode()).decode()
+    asked = "".join(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n\r\n"
+                    for path in ("/metrics", "/GET/large:1", "/GET/large:2", "/INFO/everything"))
+    flood(target, b"", asked.encode() * 20, authenticate=False, port=target.http_port)
+
+
+@attack("guesses http", "wrong passwords by HTTP, as many as possible", locked_out=True, only_ours=True)
+def guesses_http(target):
+    login = base64.b64encode(b"default:wrong").decode()
+    asked = f"GET /GET/k HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n\r\n"
+    flood(target, b"", asked.encode() * 100, authenticate=False, port=target.http_port)
