@@ -49,8 +49,24 @@ impl AclFile {
             format!("Error loading ACLs, opening file '{shown}': {reason}").into_bytes()
         })?;
         let mut users = parse(&text, &self.shown, all_channels)?;
+        self.doubt(&text, users.contains_key(&b"default"[..]) || password.is_some());
         users.entry((*b"default").into()).or_insert_with(|| User::default_user(password));
         Ok(users)
+    }
+
+    /// Warns of a file that is right, and perhaps not whole: its users may have more rights than they
+    /// should.
+    fn doubt(&self, text: &[u8], is_default_limited: bool) {
+        let path = self.path.display();
+        if text.last().is_some_and(|byte| *byte != b'\n') {
+            tracing::warn!("the last line of the aclfile {path} has no end: it may be cut off");
+        }
+        if !is_default_limited {
+            tracing::warn!(
+                "the aclfile {path} does not name the default user, which therefore has all rights \
+                without a password"
+            );
+        }
     }
 
     fn text(&self) -> io::Result<Vec<u8>> {

@@ -243,13 +243,13 @@ impl Selector {
     /// `+command`, `+command|subcommand`, or `+command|first-argument`.
     fn allow(&mut self, name: &[u8]) -> Result<(), RuleError> {
         let Some(at) = name.iter().rposition(|byte| *byte == b'|') else {
-            let command = registry::lookup(name).ok_or(RuleError::Unknown)?;
+            let command = registry::of_rule(name).ok_or(RuleError::Unknown)?;
             self.set_command(command, true);
             self.note_rule(command.full_name.into(), true);
             return Ok(());
         };
         let (parent, word) = (&name[..at], &name[at + 1..]);
-        let command = registry::by_full_name(parent).ok_or(RuleError::Unknown)?;
+        let command = registry::of_rule(parent).ok_or(RuleError::Unknown)?;
         if parent.contains(&b'|') {
             return Err(RuleError::FirstArgOfSubcommand);
         }
@@ -269,7 +269,7 @@ impl Selector {
 
     /// `-command`, or `-command|subcommand`.
     fn forbid(&mut self, name: &[u8]) -> Result<(), RuleError> {
-        let command = registry::by_full_name(name).ok_or(RuleError::Unknown)?;
+        let command = registry::of_rule(name).ok_or(RuleError::Unknown)?;
         self.set_command(command, false);
         self.note_rule(command.full_name.into(), false);
         Ok(())

@@ -4,6 +4,7 @@
 use super::{Command, Route};
 use flagstone_commands::registry::Registry;
 use flagstone_wire::resp::Args;
+use fnv::FnvHashMap;
 use std::sync::OnceLock;
 
 static REGISTRY: OnceLock<Registry<Route>> = OnceLock::new();
@@ -30,6 +31,16 @@ pub fn all() -> &'static [&'static Command] {
 /// Returns a command by the name of its declaration, whatever clients call it.
 pub fn declared(name: &str) -> Option<&'static Command> {
     every().find(|command| command.full_name == name)
+}
+
+/// Returns the command or subcommand ("container|name") that a rule of access control means, ignoring
+/// case: rules have the names of declarations, so that a file of users does not depend on what
+/// clients call the commands.
+pub fn of_rule(name: &[u8]) -> Option<&'static Command> {
+    static DECLARED: OnceLock<FnvHashMap<&str, &Command>> = OnceLock::new();
+    let names = || every().map(|command| (command.full_name, command)).collect();
+    let name = name.to_ascii_lowercase();
+    DECLARED.get_or_init(names).get(std::str::from_utf8(&name).ok()?).copied()
 }
 
 /// Returns the name by which clients know a command; `None` if it was taken away.

@@ -571,3 +571,27 @@ fn rights_cannot_be_gained_by_other_ways() {
     ann.begins("HELLO 3 AUTH default wrong", "-WRONGPASS");
     ann.get("GET secret", key);
 }
+
+#[test]
+fn a_file_of_users_that_may_be_cut_off_is_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("users.acl");
+    let path = file.display().to_string();
+    let whole = "user default on nopass ~* &* +@all\nuser u on nopass ~* +@all -@admin\n";
+    fs::write(&file, whole).expect("written");
+    let server = Server::start(&["--aclfile", &path]);
+    assert!(!server.log().contains("cut off") && !server.log().contains("the default user"));
+    let mut admin = Asker::new(&server);
+    for (length, told) in [
+        (whole.len() - " -@admin\n".len(), "the last line of the aclfile"),
+        (0, "does not name the default user, which therefore has all rights without a password"),
+    ] {
+        fs::write(&file, &whole[..length]).expect("written");
+        admin.get("ACL LOAD", "OK");
+        let deadline = Instant::now() + PATIENCE;
+        while !server.log().contains(told) {
+            assert!(Instant::now() < deadline, "{}", server.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

@@ -7,7 +7,7 @@ use redis::Commands;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
@@ -165,6 +165,41 @@ fn renamed_commands_are_known_by_their_new_names_everywhere() {
 }
 
 #[test]
+fn users_of_a_server_with_renamed_commands_are_there_after_a_restart() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("users.acl");
+    fs::write(&file, "user first on nopass ~* +get -flushall +config|get\n").expect("written");
+    let path = file.display().to_string();
+    let renamed = ["GET", "obtain", "FLUSHALL", "", "CONFIG", "cfg"];
+    let mut options = vec!["--aclfile", &path];
+    for pair in renamed.chunks(2) {
+        options.extend(["--rename-command", pair[0], pair[1]]);
+    }
+    let mut server = Server::start(&options);
+    let run = |server: &Server, words: &[&str]| {
+        redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut server.client())
+    };
+    let second =
+        ["ACL", "SETUSER", "second", "on", "nopass", "~*", "+get", "(+CONFIG|Get +set ~s)"];
+    run(&server, &second).expect("set");
+    let error = run(&server, &["ACL", "SETUSER", "third", "+obtain"]).expect_err("no such command");
+    assert!(error.to_string().contains("Unknown command or category name in ACL"), "{error}");
+    let list = run(&server, &["ACL", "LIST"]).expect("listed");
+    run(&server, &["ACL", "SAVE"]).expect("saved");
+    server.kill();
+    server.restart();
+    assert_eq!(run(&server, &["ACL", "LIST"]).expect("listed"), list);
+    run(&server, &["ACL", "LOAD"]).expect("loaded");
+    let mut client = server.client();
+    let mut ask =
+        |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut client);
+    ask(&["AUTH", "second", "any"]).expect("known");
+    ask(&["obtain", "k"]).expect("allowed");
+    ask(&["cfg", "GET", "port"]).expect("allowed");
+    assert!(ask(&["cfg", "SET", "port", "1"]).is_err_and(|error| error.code() == Some("NOPERM")));
+}
+
+#[test]
 fn what_the_server_runs_itself_does_not_depend_on_names() {
     let http = free_port().to_string();
     let server = Server::start(&[
@@ -250,6 +285,32 @@ fn a_trusted_proxy_names_its_clients_and_nobody_else_does() {
         assert!(Instant::now() < deadline, "{}", server.log());
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn a_header_that_never_ends_is_closed_in_time_and_keeps_nobody_out() {
+    let server = Server::start(&["--proxy-protocol", "127.0.0.1", "--maxclients", "20"]);
+    let began = Instant::now();
+    let begun = ["", "PROXY TCP4 203.0.", "\r\n\r\n\0\r\nQUIT\n\x21\x11"];
+    // More than the places that there are.
+    let silent: Vec<TcpStream> =
+        (0..15).map(|n| proxied(&server, begun[n % begun.len()])).collect();
+    let header = "PROXY TCP4 127.0.0.1 10.0.0.1 4711 6379\r\n";
+    for _ in 0..3 {
+        let told = conversation(proxied(&server, header), "PING\r\nQUIT\r\n");
+        assert_eq!(told, "+PONG\r\n+OK\r\n");
+    }
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    for mut socket in silent {
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        // What was sent and not read makes it a reset.
+        match socket.read(&mut [0; 1]) {
+            Ok(bytes) => assert_eq!(bytes, 0),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        }
+    }
+    let took = began.elapsed();
+    assert!((Duration::from_secs(8)..PATIENCE).contains(&took), "{took:?}");
 }
 
 #[test]
