@@ -103,9 +103,10 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         wrote: false,
     });
     tokio::select! {
+        biased;
+        () = client.killed() => {}
         // A reset is the client's way to disconnect.
         _ = connection.run() => {}
-        () = client.killed() => {}
     }
     if client.is_too_slow() {
         worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
@@ -326,6 +327,10 @@ impl Connection {
     /// Parses and dispatches as many commands as possible; returns the number of bytes that are
     /// processed.
     fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
+        if self.session.client.is_killed() {
+            // What was sent after the reply to CLIENT KILL or ACL DELUSER never runs.
+            return (Pause::Close, 0);
+        }
         let mut settings = self.worker.settings();
         let mut limits = Limits {
             max_bulk: settings.data.proto_max_bulk_len,

@@ -4,6 +4,7 @@
 use super::Server;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) const TWO_WORKERS: [&str; 4] = ["--workers", "2", "--shards", "2"];
@@ -410,6 +411,40 @@ fn the_slow_log_keeps_little_of_a_name() {
         redis::cmd("SLOWLOG").arg("GET").arg(1).query(&mut client).expect("log");
     let shown = format!("{log:?}");
     assert!(shown.len() < 2000 && shown.contains("more bytes"), "{} bytes", shown.len());
+}
+
+#[test]
+fn a_client_that_was_closed_runs_nothing_that_it_sends_later() {
+    let server = Server::start(&TWO_WORKERS);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // On a worker that is busy, the order to close and the command are found together.
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut client = server.client();
+                let mut pipe = redis::pipe();
+                (0..500).for_each(|n| _ = pipe.set(n, "v").ignore());
+                while !is_over.load(Ordering::Relaxed) {
+                    let () = pipe.query(&mut client).expect("stored");
+                }
+            });
+        }
+        let mut admin = server.client();
+        for _ in 0..100 {
+            let mut closed = server.client();
+            let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut closed).expect("its id");
+            let kill: u64 = redis::cmd("CLIENT")
+                .arg(&["KILL", "ID", &id.to_string()])
+                .query(&mut admin)
+                .expect("answered");
+            let told = redis::cmd("PING").query::<String>(&mut closed);
+            if kill != 1 || told.is_ok() {
+                is_over.store(true, Ordering::Relaxed);
+                panic!("{kill} closed, and told {told:?}");
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
