@@ -28,6 +28,8 @@ pub mod outbox;
 mod process;
 pub mod pubsub;
 pub mod rates;
+pub mod replica;
+pub mod replication;
 pub mod routing;
 pub mod scripting;
 pub mod scripts;

@@ -13,9 +13,11 @@ use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket, SocketSets, addresses};
 use crate::log;
 use crate::node::{
-    Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, Surroundings, sync_mode,
+    Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, StoredState, Surroundings,
+    sync_mode,
 };
 use crate::open_files;
+use crate::replication;
 use crate::routing;
 use crate::signals::{self, Reloads, Stops};
 use crate::supervisor::Supervisor;
@@ -222,7 +224,10 @@ fn serve(
         shard_workers,
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
-        libraries: std::mem::take(&mut opened.libraries),
+        stored: StoredState {
+            libraries: std::mem::take(&mut opened.libraries),
+            source: std::mem::take(&mut opened.source),
+        },
         surroundings,
     });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
@@ -255,6 +260,8 @@ fn serve(
         "Server initialized"
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
+    let begun = background.block_on(replication::begin(&node, &peers));
+    begun.map_err(anyhow::Error::msg).context("the position of the replication")?;
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
     addresses::write(&settings.dir, endpoints.iter());
     say_ready(&endpoints);

@@ -1,22 +1,23 @@
 //! The queue of a connection between MULTI and EXEC.
 //!
-//! It is stored as the arguments with which EXEC runs: its name, the number of watched keys, for
-//! each of these the database, the key, and "1" if it existed; and for each command the number of
-//! its arguments, the database, and the arguments. So a transaction is routed and run like any
-//! other command on keys.
+//! It is stored as the arguments with which EXEC runs: its name, the origin of the commands (empty
+//! for a client), the number of watched keys, for each of these the database, the key, and "1" if
+//! it existed; and for each command the number of its arguments, the database, and the arguments.
+//! So a transaction is routed and run like any other command on keys.
 
 use crate::command::{Command, Route, registry};
 use crate::unit;
 use crate::worker::Watches;
 use flagstone_commands::{CommandFlags, flag};
+use flagstone_storage::encoding::SourcePosition;
 use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::BTreeSet;
 
-/// Number of EXEC's arguments before the first watched key: its name and their number.
-const HEAD: usize = 2;
+/// Number of EXEC's arguments before the first watched key: its name, the origin, and their number.
+const HEAD: usize = 3;
 
 /// Number of arguments for each watched key.
 const WATCHED: usize = 3;
@@ -42,6 +43,15 @@ impl Transaction {
     /// Creates the queue of a connection that watches these keys: it can watch no more of them
     /// until EXEC.
     pub fn new(db: u32, watches: Option<&Watches>) -> Self {
+        Self::from(&CommandsOrigin::Client, db, watches)
+    }
+
+    /// Creates the queue of commands that come from another server.
+    pub fn of_server(origin: &CommandsOrigin) -> Self {
+        Self::from(origin, 0, None)
+    }
+
+    fn from(origin: &CommandsOrigin, db: u32, watches: Option<&Watches>) -> Self {
         let mut this = Self {
             args: OwnedArgs::default(),
             commands: Vec::new(),
@@ -53,6 +63,7 @@ impl Transaction {
         let mut itoa = itoa::Buffer::new();
         let watched = || watches.into_iter().flat_map(Watches::keys);
         this.args.push(b"exec");
+        this.args.push(&origin.encode());
         this.args.push(itoa.format(watched().count()).as_bytes());
         for (db, key, existed) in watched() {
             this.args.push(itoa.format(db).as_bytes());
@@ -103,6 +114,11 @@ impl Transaction {
         self.broken
     }
 
+    /// Selects the database of the next commands.
+    pub fn select(&mut self, db: u32) {
+        self.db = db;
+    }
+
     /// Returns the queued commands.
     pub fn commands(&self) -> &[&'static Command] {
         &self.commands
@@ -145,6 +161,40 @@ pub fn runs_in_unit(command: &Command) -> bool {
     unit::is_part(command)
 }
 
+/// CommandsOrigin of the commands of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommandsOrigin {
+    Client,
+    /// The data set of another server: each error ends its loading.
+    DataSet,
+    /// The stream of another server, in which they reach this position.
+    Stream(SourcePosition),
+}
+
+impl CommandsOrigin {
+    const DATA_SET: u8 = b'd';
+    const STREAM: u8 = b's';
+
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Client => Vec::new(),
+            Self::DataSet => vec![Self::DATA_SET],
+            Self::Stream(reached) => [&[Self::STREAM][..], &reached.encode()].concat(),
+        }
+    }
+
+    /// Returns the origin of the commands among the arguments of EXEC.
+    pub fn of(args: Args<'_>) -> Self {
+        match args.get(1).and_then(<[u8]>::split_first) {
+            Some((&Self::DATA_SET, _)) => Self::DataSet,
+            Some((&Self::STREAM, reached)) => {
+                SourcePosition::decode(reached).map_or(Self::DataSet, Self::Stream)
+            }
+            _ => Self::Client,
+        }
+    }
+}
+
 /// A queued command.
 pub struct Queued<'a> {
     pub command: &'static Command,
@@ -176,12 +226,15 @@ pub fn watched(args: Args<'_>) -> impl Iterator<Item = WatchedKey<'_>> {
 
 /// Returns the commands among the arguments of EXEC.
 pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
+    // Another server knows the names of the declarations.
+    let is_of_client = args.get(1).is_none_or(<[u8]>::is_empty);
+    let resolve = if is_of_client { registry::resolve } else { registry::resolve_declared };
     let mut at = HEAD + number::<usize>(args, HEAD - 1).unwrap_or(0) * WATCHED;
     std::iter::from_fn(move || {
         let (len, db) = (number(args, at)?, number(args, at + 1)?);
         let own = args.slice(at + COMMAND_HEAD, len);
         at += COMMAND_HEAD + len;
-        Some(Queued { command: registry::resolve(own)?, args: own, db })
+        Some(Queued { command: resolve(own)?, args: own, db })
     })
 }
 

@@ -297,6 +297,11 @@ impl Ctx<'_> {
     pub fn now_ms(&self) -> u64 {
         self.store.now_ms()
     }
+
+    /// Returns the time up to which keys count as expired; 0 for a command that sees expired keys.
+    pub fn due_ms(&self) -> u64 {
+        self.store.due_ms()
+    }
 }
 
 /// Returns the argument at `index`, for handlers whose arity was checked.

@@ -31,6 +31,8 @@ pub struct Registry<R: 'static = Run> {
     /// Those that have a name, family by family.
     commands: Vec<&'static Command<R>>,
     by_name: FnvHashMap<&'static [u8], &'static Command<R>>,
+    /// All, by the names of their declarations.
+    declared: FnvHashMap<&'static [u8], &'static Command<R>>,
     by_id: Vec<&'static Command<R>>,
 }
 
@@ -41,10 +43,12 @@ impl<R: Runner> Registry<R> {
         let commands: Vec<_> =
             specs.into_iter().map(|spec| Command::new(spec, None, &mut next_id)).collect();
         let commands: &'static [Command<R>] = commands.leak();
-        let by_name = commands.iter().map(|c| (c.spec.name.as_bytes(), c)).collect();
+        let by_name: FnvHashMap<_, _> =
+            commands.iter().map(|c| (c.spec.name.as_bytes(), c)).collect();
+        let declared = by_name.clone();
         let by_id =
             commands.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect();
-        Self { commands: commands.iter().collect(), by_name, by_id }
+        Self { commands: commands.iter().collect(), by_name, declared, by_id }
     }
 
     /// Gives a command another name, or none: then it is not found any more.
@@ -85,23 +89,41 @@ impl<R: Runner> Registry<R> {
 
     /// Returns the command of a name, ignoring case.
     pub fn lookup(&self, name: &[u8]) -> Option<&'static Command<R>> {
-        let mut folded = [0u8; MAX_NAME];
-        let Some(folded) = folded.get_mut(..name.len()) else {
-            // Names of declarations are shorter.
-            return self.by_name.get(&*name.to_ascii_lowercase()).copied();
-        };
-        folded.copy_from_slice(name);
-        folded.make_ascii_lowercase();
-        self.by_name.get(&*folded).copied()
+        find(&self.by_name, name)
+    }
+
+    /// Returns the command or subcommand that the arguments name by the names of the declarations,
+    /// whatever clients call it.
+    pub fn resolve_declared(&self, args: Args<'_>) -> Option<&'static Command<R>> {
+        part_of(find(&self.declared, args.get(0)?)?, args)
     }
 
     /// Returns the command or subcommand that the arguments name.
     pub fn resolve(&self, args: Args<'_>) -> Option<&'static Command<R>> {
-        let command = self.lookup(args.get(0)?)?;
-        match args.get(1) {
-            Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
-            _ => Some(command),
-        }
+        part_of(self.lookup(args.get(0)?)?, args)
+    }
+}
+
+/// Returns the command of a name in a table, ignoring case.
+fn find<R>(
+    table: &FnvHashMap<&'static [u8], &'static Command<R>>,
+    name: &[u8],
+) -> Option<&'static Command<R>> {
+    let mut folded = [0u8; MAX_NAME];
+    let Some(folded) = folded.get_mut(..name.len()) else {
+        // Names of declarations are shorter.
+        return table.get(&*name.to_ascii_lowercase()).copied();
+    };
+    folded.copy_from_slice(name);
+    folded.make_ascii_lowercase();
+    table.get(&*folded).copied()
+}
+
+/// Returns the subcommand that the arguments of a command name, or the command if it has none.
+fn part_of<R: Runner>(command: &'static Command<R>, args: Args<'_>) -> Option<&'static Command<R>> {
+    match args.get(1) {
+        Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
+        _ => Some(command),
     }
 }
 

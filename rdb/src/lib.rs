@@ -12,6 +12,7 @@
 //! Format: `rdb.h` and `rdb.c` of Valkey 8.1.1 and Redis 8.0; there is no other specification.
 
 mod codes;
+mod commands;
 mod crc64;
 mod double;
 mod dump;
@@ -43,6 +44,7 @@ pub(crate) use codes::{
     FIELD_EXPIRY_MAX_MS, VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX, length, module_opcode,
     object_type, opcode, quicklist_node,
 };
+pub use commands::{CommandSink, Expect, LargeValue};
 pub use dump::{NodeLimit, dump};
 pub use error::RestoreError;
 pub use functions::{dump_functions, restore_functions};

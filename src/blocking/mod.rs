@@ -35,6 +35,10 @@ use flagstone_commands::{Awaited, Block};
 use flagstone_storage::need::Key;
 use std::sync::Arc;
 
+/// Error of a client that waits when the server becomes a replica.
+pub const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, instance state changed \
+                           (master -> replica?)";
+
 /// Error text for a client that CLIENT UNBLOCK … ERROR has unblocked.
 pub const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 

@@ -5,6 +5,7 @@
 use super::connection::{self, Input, Output, Reply, ServerConnection};
 use super::link::Link;
 use anyhow::{Result, anyhow};
+use flagstone_rdb::{CommandSink, Expect};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,22 +14,6 @@ use std::thread::JoinHandle;
 /// Maximum number of commands without a reply, and their maximum total size in bytes.
 const WINDOW_COMMANDS: usize = 4096;
 const WINDOW_BYTES: usize = 8 << 20;
-
-/// The expected reply to a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expect {
-    /// Anything but an error, or an array with one.
-    Any,
-    /// This integer.
-    Integer(i64),
-    /// A reply that confirms the command, which counts as done. With `may_exist`, an error that the
-    /// key or library exists counts as skipped.
-    Done { may_exist: bool },
-    /// An array; an empty one counts as skipped.
-    Some,
-    /// Any reply: the sender examines it.
-    Asked,
-}
 
 /// A command without a reply yet.
 struct Sent {
@@ -45,6 +30,20 @@ pub(super) struct About {
     pub(super) offset: u64,
     pub(super) database: u64,
     pub(super) key: Option<Vec<u8>>,
+}
+
+/// Sender of several commands with one purpose.
+pub(super) struct Purposeful<'a> {
+    pub(super) pipeline: &'a mut Pipeline,
+    pub(super) about: About,
+}
+
+impl CommandSink for Purposeful<'_> {
+    type Error = anyhow::Error;
+
+    fn command(&mut self, words: &[&[u8]], expect: Expect) -> Result<()> {
+        self.pipeline.send(words, expect, self.about.clone())
+    }
 }
 
 /// Counts of the replies so far.

@@ -24,6 +24,8 @@ pub enum Cancel {
     TimedOut,
     /// CLIENT UNBLOCK … ERROR.
     Unblocked,
+    /// The server has become a replica: the connection is closed behind the error.
+    Demoted,
     /// The connection has ended, or is being closed.
     Gone,
 }

@@ -81,6 +81,12 @@ pub fn by_full_name(name: &[u8]) -> Option<&'static Command> {
     }
 }
 
+/// Returns the command or subcommand that the arguments name by the names of the declarations,
+/// whatever clients call it.
+pub fn resolve_declared(args: Args<'_>) -> Option<&'static Command> {
+    registry().resolve_declared(args)
+}
+
 /// Returns the command or subcommand that the arguments name.
 pub fn resolve(args: Args<'_>) -> Option<&'static Command> {
     registry().resolve(args)

@@ -21,8 +21,8 @@ pub struct Request {
     pub track: bool,
     /// True if the command was blocked, and runs again because there may be something for it.
     pub again: bool,
-    /// True if a coordinator's command sees expired keys as long as nothing else has removed them
-    /// (DEBUG).
+    /// True if a coordinator's command, or a unit, sees expired keys as long as nothing else has
+    /// removed them (DEBUG, and the commands of another server's stream).
     pub sees_expired: bool,
 }
 
@@ -39,6 +39,11 @@ impl Request {
             again: false,
             sees_expired: false,
         }
+    }
+
+    /// Returns true if no client has sent the command: nobody refuses it for the server's state.
+    pub fn is_of_stream(&self) -> bool {
+        self.client == 0 && self.sees_expired
     }
 }
 

@@ -76,6 +76,7 @@ const SERVER_FAMILIES: &[&[Spec]] = &[
     super::cluster::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
+    super::server::REPLICATION_COMMANDS,
     super::server::SAVE_COMMANDS,
     super::server::SELFTEST_COMMANDS,
     super::pubsub::COMMANDS,

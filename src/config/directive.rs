@@ -286,7 +286,3 @@ pub(super) fn rdma_unsupported(value: &str) -> Result<(), &'static str> {
     let off = value == "0" || value.is_empty();
     if off { Ok(()) } else { Err("No RDMA building support.") }
 }
-
-pub(super) fn replication_unsupported(value: &str) -> Result<(), &'static str> {
-    if value.is_empty() { Ok(()) } else { Err("replication is not supported by this server") }
-}

@@ -44,9 +44,8 @@ const SAVING: &str = "every write is stored when it is answered; there are no pe
 const NO_FORK: &str = "the server never forks";
 const THREADS: &str = "threads are set by workers, net-workers and background-workers";
 const ALLOCATOR: &str = "the allocator needs no tuning or defragmentation";
-const REPLICATION: &str = "this server does not replicate";
+const REPLICATION: &str = "this server is no primary of replicas, and receives data sets in a file";
 const CLUSTER: &str = "a cluster of this server has one node";
-const NO_OUTGOING_TLS: &str = "this server opens no TLS connections to others";
 const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
@@ -248,21 +247,21 @@ pub(super) static TABLE: &[Directive] = &[
     d("active-defrag-max-scan-fields", Integer((1, LONG_MAX)), "1000", "elements scanned at once").inert(ALLOCATOR),
 
     // Replication.
-    d("replicaof", Structured(Structure::ReplicaOf), "", "primary to copy").alias("slaveof").immutable().check(check::replication_unsupported).inert(REPLICATION),
-    d("primaryuser", OptionalText, "", "user at the primary").alias("masteruser").sensitive().inert(REPLICATION),
-    d("primaryauth", OptionalText, "", "password at the primary").alias("masterauth").sensitive().inert(REPLICATION),
-    d("replica-serve-stale-data", YesNo, "yes", "answer while disconnected").alias("slave-serve-stale-data").inert(REPLICATION),
-    d("replica-read-only", YesNo, "yes", "refuse writes on a replica").alias("slave-read-only").inert(REPLICATION),
+    d("replicaof", Structured(Structure::ReplicaOf), "", "primary to copy, as host and port; REPLICAOF changes it").alias("slaveof").immutable(),
+    d("primaryuser", OptionalText, "", "user at the primary").alias("masteruser").sensitive(),
+    d("primaryauth", OptionalText, "", "password at the primary").alias("masterauth").sensitive(),
+    d("replica-serve-stale-data", YesNo, "yes", "answer while disconnected").alias("slave-serve-stale-data"),
+    d("replica-read-only", YesNo, "yes", "refuse writes on a replica").alias("slave-read-only"),
     d("replica-lazy-flush", YesNo, "yes", "flush in the background").alias("slave-lazy-flush").inert(REPLICATION),
     d("replica-ignore-maxmemory", YesNo, "yes", "leave eviction to the primary").alias("slave-ignore-maxmemory").inert(REPLICATION),
     d("replica-ignore-disk-write-errors", YesNo, "no", "go on after a failed write").inert(REPLICATION),
     d("replica-announced", YesNo, "yes", "show the replica to Sentinel").inert(REPLICATION),
-    d("replica-announce-ip", OptionalText, "", "address to announce").alias("slave-announce-ip").inert(REPLICATION),
-    d("replica-announce-port", Integer(PORT), "0", "port to announce").alias("slave-announce-port").inert(REPLICATION),
-    d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority").inert(REPLICATION),
+    d("replica-announce-ip", OptionalText, "", "address to announce").alias("slave-announce-ip"),
+    d("replica-announce-port", Integer(PORT), "0", "port to announce").alias("slave-announce-port"),
+    d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority"),
     d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused: there are none, so anything but 0 refuses them").alias("min-slaves-to-write"),
     d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica; 0: min-replicas-to-write has no effect").alias("min-slaves-max-lag"),
-    d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up").inert(REPLICATION),
+    d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up"),
     d("repl-ping-replica-period", Integer((1, INT_MAX)), "10", "seconds between pings").alias("repl-ping-slave-period").inert(REPLICATION),
     d("repl-backlog-size", Memory((1, LONG_MAX)), "10485760", "bytes of the backlog").inert(REPLICATION),
     d("repl-backlog-ttl", Integer(LONG), "3600", "seconds the backlog is kept without replicas").inert(REPLICATION),
@@ -305,14 +304,14 @@ pub(super) static TABLE: &[Directive] = &[
     // TLS.
     d("tls-port", Integer(PORT), "0", "TCP port for TLS; 0: none"),
     d("tls-cluster", YesNo, "no", "TLS on the cluster bus").inert(CLUSTER),
-    d("tls-replication", YesNo, "no", "TLS to the primary").inert(REPLICATION),
+    d("tls-replication", YesNo, "no", "secure the connection to the primary by TLS; it takes effect when the link connects"),
     d("tls-auth-clients", OneOf(&["no", "yes", "optional"]), "yes", "whether a client of tls-port needs a certificate that tls-ca-cert-file or tls-ca-cert-dir vouches for; optional: it may have one"),
     d("tls-cert-file", OptionalText, "", "certificate of the server, with those between it and its authority; PEM"),
     d("tls-key-file", OptionalText, "", "private key of the certificate; PEM, not encrypted"),
     d("tls-key-file-pass", OptionalText, "", "password of the key: none, as keys must not be encrypted").sensitive().check(check::no_key_password).inert(check::NO_KEY_PASSWORD),
-    d("tls-client-cert-file", OptionalText, "", "certificate as a client").inert(NO_OUTGOING_TLS),
-    d("tls-client-key-file", OptionalText, "", "key as a client").inert(NO_OUTGOING_TLS),
-    d("tls-client-key-file-pass", OptionalText, "", "password of the key as a client").sensitive().inert(NO_OUTGOING_TLS),
+    d("tls-client-cert-file", OptionalText, "", "certificate that the primary is shown; without it, tls-cert-file"),
+    d("tls-client-key-file", OptionalText, "", "private key of tls-client-cert-file"),
+    d("tls-client-key-file-pass", OptionalText, "", "password of that key: none, as keys must not be encrypted").sensitive().check(check::no_key_password).inert(check::NO_KEY_PASSWORD),
     d("tls-dh-params-file", OptionalText, "", "Diffie-Hellman parameters").inert("keys are exchanged on elliptic curves only"),
     d("tls-ca-cert-file", OptionalText, "", "certificates of the authorities that vouch for clients; PEM"),
     d("tls-ca-cert-dir", OptionalText, "", "directory with such files"),

@@ -263,6 +263,17 @@ impl Config {
         })
     }
 
+    /// Sets a directive that CONFIG SET may not change, because a command of its own does that.
+    pub fn assign(&self, name: &str, value: &str) {
+        let Some((index, _)) = directives::find(name) else { return };
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut values = state.values.clone();
+        values.put(index, value.to_owned());
+        let settings = Arc::new(Settings::read(&values, self.machine));
+        *state = State { values, settings };
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// Puts a change into effect. No other change may have been made since it was prepared.
     pub fn commit(&self, change: Change) {
         if change.changed.is_empty() {

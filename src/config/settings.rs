@@ -246,6 +246,9 @@ pub struct TlsSettings {
     pub auth_clients: TlsClientAuth,
     pub cert_file: Option<String>,
     pub key_file: Option<String>,
+    /// Certificate and key as a client of another server; `None`: those of the server.
+    pub client_cert_file: Option<String>,
+    pub client_key_file: Option<String>,
     pub ca_cert_file: Option<String>,
     pub ca_cert_dir: Option<String>,
     /// Versions, separated by spaces; empty: all that are supported.
@@ -415,6 +418,17 @@ settings! {
     // Commands and RDB files.
     min_replicas_to_write: u32 = |v, _| v.number("min-replicas-to-write");
     min_replicas_max_lag: u32 = |v, _| v.number("min-replicas-max-lag");
+    replicaof: Option<String> = |v, _| v.optional_text("replicaof");
+    primaryuser: Option<String> = |v, _| v.optional_text("primaryuser");
+    primaryauth: Option<String> = |v, _| v.optional_text("primaryauth");
+    replica_read_only: bool = |v, _| v.flag("replica-read-only");
+    replica_serve_stale_data: bool = |v, _| v.flag("replica-serve-stale-data");
+    replica_announce_ip: Option<String> = |v, _| v.optional_text("replica-announce-ip");
+    replica_announce_port: u16 = |v, _| v.number("replica-announce-port");
+    replica_priority: u32 = |v, _| v.number("replica-priority");
+    /// True if the connection to the primary is secured.
+    tls_replication: bool = |v, _| v.flag("tls-replication");
+    repl_timeout_seconds: u64 = |v, _| v.number("repl-timeout");
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
     script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
     extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");
@@ -442,6 +456,8 @@ fn tls_settings(values: &Values) -> TlsSettings {
         auth_clients: values.choice("tls-auth-clients"),
         cert_file: values.optional_text("tls-cert-file"),
         key_file: values.optional_text("tls-key-file"),
+        client_cert_file: values.optional_text("tls-client-cert-file"),
+        client_key_file: values.optional_text("tls-client-key-file"),
         ca_cert_file: values.optional_text("tls-ca-cert-file"),
         ca_cert_dir: values.optional_text("tls-ca-cert-dir"),
         protocols: values.text("tls-protocols").to_owned(),

@@ -279,7 +279,7 @@ fn directives_that_promise_an_absent_feature_are_refused_by_name() {
             "this server does not offer deprecated functions to scripts",
         ),
         ("syslog-enabled yes", "this server does not write to syslog: use logfile"),
-        ("replicaof 127.0.0.1 6379", "replication is not supported by this server"),
+        ("replicaof 127.0.0.1 x", "Invalid primary port"),
         (
             "tls-protocols SSLv3",
             "Invalid tls-protocols specified. Use a combination of 'TLSv1.2' and 'TLSv1.3'.",

@@ -35,6 +35,7 @@ impl Connection {
         if ended == Ended::Cancelled(Cancel::Gone) {
             return Err(ErrorKind::ConnectionAborted.into());
         }
+        self.session.closing |= ended == Ended::Cancelled(Cancel::Demoted);
         if matches!(ended, Ended::Cancelled(_)) {
             // Counts the call now; when the command is served, it is counted again as it runs.
             self.worker.start_watch();

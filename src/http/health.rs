@@ -7,7 +7,7 @@ use crate::node::{Node, limits};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use flagstone_commands::flag;
+use flagstone_commands::{CommandFlags, flag};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -28,7 +28,8 @@ pub(super) async fn readyz(State(site): State<Arc<Site>>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, typed(TEXT, reasons.join("\n") + "\n")).into_response()
 }
 
-/// Returns the reasons why the server does not accept all writes now; none if it does.
+/// Returns the reasons why the server does not accept all writes now, or a replica all reads; none if
+/// it does.
 pub(super) fn reasons(site: &Site) -> Vec<String> {
     if site.is_ending.load(Ordering::Relaxed) {
         return vec!["the server is shutting down".to_owned()];
@@ -49,7 +50,9 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
     } else if node.journal.stats().refusing {
         reasons.push("writes are refused: there is no space left for the journal".to_owned());
     }
-    let flags = flag!(WRITE | DENYOOM);
+    // A replica is there to be read.
+    let is_read_only = node.health.replica.is_following() && settings.replica_read_only;
+    let flags = if is_read_only { CommandFlags::empty() } else { flag!(WRITE | DENYOOM) };
     reasons.extend(limits::refusal(&node.health, settings, flags).map(str::to_owned));
     for shard in node.health.stalls.list() {
         let why = node.health.stalls.why(shard).unwrap_or_default();

@@ -8,8 +8,10 @@
 use super::limits;
 use crate::config::Settings;
 use crate::process;
+use crate::replica::Replica;
 use crate::stalls::Stalls;
 use flagstone_storage::clock::Clock;
+use flagstone_storage::encoding::SourcePosition;
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,6 +47,8 @@ pub struct Health {
     pub pressure_since_ms: AtomicU64,
     /// Shards that cannot store rows.
     pub stalls: Stalls,
+    /// This server as the replica of another one.
+    pub replica: Replica,
     /// True if more memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,
     /// True if the journal's store is unreachable.
@@ -52,13 +56,20 @@ pub struct Health {
 }
 
 impl Health {
-    /// Creates the health of a starting node with so many shards.
-    pub(super) fn new(lease: Option<Arc<Lease>>, clock: Clock, shards: u16) -> Self {
+    /// Creates the health of a starting node with so many shards, which had reached a position in
+    /// the stream of another server.
+    pub(super) fn new(
+        lease: Option<Arc<Lease>>,
+        clock: Clock,
+        shards: u16,
+        position: SourcePosition,
+    ) -> Self {
         Self {
             clock,
             lease,
             pressure_since_ms: AtomicU64::new(0),
             stalls: Stalls::new(shards),
+            replica: Replica::new(position),
             over_maxmemory: AtomicBool::new(false),
             cut_off: AtomicBool::new(false),
         }

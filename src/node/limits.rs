@@ -8,6 +8,10 @@ use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::{CommandFlags, flag};
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
+const LOADING: &str = "LOADING Valkey is loading the dataset in memory";
+const LINK_DOWN: &str =
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 
 /// Returns true if some commands are refused now.
@@ -18,6 +22,7 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
         || health.is_cut_off()
         || health.is_disowned()
         || health.stalls.any()
+        || !health.replica.is_plain_primary()
         || lacks_replicas(settings)
 }
 
@@ -36,6 +41,30 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
         Some(DISOWNED)
     } else if flags.contains(flag!(WRITE)) && lacks_replicas(settings) {
         Some(NO_REPLICAS)
+    } else if !health.replica.is_plain_primary() {
+        refusal_of_replica(health, settings, flags)
+    } else {
+        None
+    }
+}
+
+/// Returns the error if a replica, or a server that has only a part of a primary's data, refuses a command with these flags.
+fn refusal_of_replica(
+    health: &Health,
+    settings: &Settings,
+    flags: CommandFlags,
+) -> Option<&'static str> {
+    let is_following = health.replica.is_following();
+    if is_following && flags.contains(flag!(WRITE)) && settings.replica_read_only {
+        Some(READ_ONLY)
+    } else if is_following
+        && !flags.contains(flag!(STALE))
+        && !settings.replica_serve_stale_data
+        && !health.replica.is_up()
+    {
+        Some(LINK_DOWN)
+    } else if !flags.contains(flag!(LOADING)) && health.replica.is_loading() {
+        Some(LOADING)
     } else {
         None
     }

@@ -41,7 +41,7 @@ use crate::scripts::Scripts;
 use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
-use flagstone_storage::encoding::Library;
+use flagstone_storage::encoding::{Library, SourcePosition};
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
 use flagstone_storage::place::Requests;
@@ -67,6 +67,13 @@ pub struct ListenChange {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
+/// State of the node that the shards have stored beside the data.
+#[derive(Debug, Default)]
+pub struct StoredState {
+    pub libraries: Vec<Library>,
+    pub source: SourcePosition,
+}
+
 /// The parts of a node that the start of the process makes.
 pub struct NodeParts {
     pub config: Arc<Config>,
@@ -76,7 +83,7 @@ pub struct NodeParts {
     pub shard_workers: usize,
     pub next_generation: u32,
     pub requests: [Arc<Requests>; 2],
-    pub libraries: Vec<Library>,
+    pub stored: StoredState,
     pub surroundings: Surroundings,
 }
 
@@ -161,10 +168,10 @@ impl Node {
         Ok(Self {
             pace: Pace::default(),
             squeeze: Squeeze::default(),
-            health: Health::new(journal.lease(), clock.clone(), layout.shards),
+            health: Health::new(journal.lease(), clock.clone(), layout.shards, parts.stored.source),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
-            functions: Functions::new(parts.libraries, budget.functions)?,
+            functions: Functions::new(parts.stored.libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             listeners: ChangeListeners::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
@@ -285,10 +292,11 @@ impl Node {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
     }
 
-    /// Begins a command on a store. While clients are paused, expired keys are not deleted.
+    /// Begins a command on a store. While clients are paused, expired keys are not deleted, nor by a
+    /// replica: its primary does that.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
-        if self.pauses.now().is_some() {
+        if self.pauses.now().is_some() || self.health.replica.is_following() {
             store.keep_expired();
         }
     }

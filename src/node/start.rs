@@ -1,9 +1,7 @@
 //! The start of the process.
 
+use crate::replica::new_id;
 use std::time::Instant;
-
-/// Number of digits of a run id.
-const RUN_ID_DIGITS: usize = 40;
 
 /// Facts of the process's start.
 pub struct StartFacts {
@@ -21,8 +19,6 @@ pub struct StartFacts {
 impl StartFacts {
     /// Creates the facts of a start at this moment.
     pub(super) fn now(at_ms: u64) -> Self {
-        let digit = |_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]);
-        let run_id = (0..RUN_ID_DIGITS).map(digit).collect();
-        Self { at: Instant::now(), at_ms, run_id, replayed: 0, supervised: "no" }
+        Self { at: Instant::now(), at_ms, run_id: new_id(), replayed: 0, supervised: "no" }
     }
 }

@@ -252,9 +252,10 @@ async fn attempt(
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
-    // At time 0, no key has expired.
-    let now_ms = if command.request.sees_expired { 0 } else { node.clock.now_ms() };
-    node.begin(&mut space, now_ms, command.request.touch);
+    node.begin(&mut space, node.clock.now_ms(), command.request.touch);
+    if command.request.sees_expired {
+        space.see_expired();
+    }
     // The workers that own the keys note the changes.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();
@@ -397,13 +398,18 @@ fn commit(
     if let Some((before, now)) = databases {
         databases::seal(node, &mut sealed, before, now);
     }
+    space.seal_source(&mut sealed);
     if sealed.ops.is_empty() {
         return Ok(None);
     }
     let body = sealed.body();
     let appended = node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]);
     match appended {
-        Ok(lsn) => Ok(Some((lsn, Arc::new(body)))),
+        Ok(lsn) => {
+            let reached = sealed.source.into_iter();
+            reached.for_each(|position| node.health.replica.reached(position));
+            Ok(Some((lsn, Arc::new(body))))
+        }
         Err(error) => Err(refusal(&error)),
     }
 }

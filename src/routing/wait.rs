@@ -3,7 +3,7 @@
 
 use super::coordinator::coordinate_to_end;
 use super::{Target, target};
-use crate::blocking::{UNBLOCKED, Waiter};
+use crate::blocking::{DEMOTED, UNBLOCKED, Waiter};
 use crate::clients::{Cancel, Client, Ended};
 use crate::command::{Answer, Command, Outcome, OwnedCommand, Request};
 use crate::worker::{ABANDONED, Worker};
@@ -178,6 +178,7 @@ impl KeyWait {
                 Answer { reply: Reply::rendered(proto, reply), outcome }
             }
             Ended::Cancelled(Cancel::Unblocked) => Answer::failed(proto, UNBLOCKED),
+            Ended::Cancelled(Cancel::Demoted) => Answer::failed(proto, DEMOTED),
             Ended::Cancelled(_) => {
                 let mut reply = Reply::new(proto);
                 self.block.nil.write(&mut reply);

@@ -139,10 +139,11 @@ impl Run<'_, '_> {
     /// Returns the error if the node refuses commands with these flags. Once a script has written,
     /// it is no longer refused.
     fn refusal(&self, flags: CommandFlags) -> Option<&'static str> {
-        if self.wrote {
+        let unit = self.unit;
+        // Nobody refuses the commands of another server's stream.
+        if self.wrote || unit.request.is_of_stream() {
             return None;
         }
-        let unit = self.unit;
         let refused = limits::refusal(&unit.node.health, unit.settings, flags & flag!(WRITE));
         refused.or(self.no_memory.filter(|_| flags.contains(flag!(DENYOOM))))
     }

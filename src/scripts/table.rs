@@ -64,6 +64,7 @@ pub fn write_log(level: usize, text: &str) {
     match level {
         0 | 1 => tracing::debug!("script: {text}"),
         2 => tracing::info!("script: {text}"),
-        _ => tracing::warn!("script: {text}"),
+        3 => tracing::warn!("script: {text}"),
+        _ => tracing::error!("{text}"),
     }
 }

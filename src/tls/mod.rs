@@ -6,7 +6,7 @@ mod client;
 mod files;
 mod sessions;
 
-pub use client::{TlsClientOptions, client};
+pub use client::{TlsClientOptions, client, for_primary};
 
 use crate::config::{HttpTls, Settings, TlsClientAuth, TlsSettings};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};

@@ -88,7 +88,8 @@ impl Effects {
         }
     }
 
-    /// Records a line that a script logs. Levels: 0 (debug) to 3 (warning).
+    /// Records a line that a script logs. Levels: 0 (debug) to 3 (warning); 4: an error that the unit
+    /// itself reports.
     pub fn log(&mut self, level: usize, mut text: String) {
         if self.logged.len() < MAX_LOGGED {
             text.truncate(text.floor_char_boundary(MAX_LOGGED_BYTES));

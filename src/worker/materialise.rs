@@ -334,9 +334,11 @@ impl Worker {
     }
 
     /// Returns true if expired keys may be deleted now. They stay while clients are paused, so that
-    /// the data does not change.
+    /// the data does not change, and on a replica, whose primary deletes them.
     fn may_expire(&self) -> bool {
-        self.node.active_expire.load(Ordering::Relaxed) && self.node.pauses.now().is_none()
+        self.node.active_expire.load(Ordering::Relaxed)
+            && self.node.pauses.now().is_none()
+            && !self.node.health.replica.is_following()
     }
 
     /// Runs one pass over a shard's expiry index, deleting all that is due.

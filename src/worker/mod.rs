@@ -317,7 +317,9 @@ impl Worker {
         }
         let (closed, durable) = (partition.closed(), partition.durable());
         let open = partition.store.round();
+        let reached = partition.take_reached();
         drop(partition);
+        reached.into_iter().for_each(|position| self.node.health.replica.reached(position));
         let stored = result.is_ok();
         match result {
             Ok(false) => {}

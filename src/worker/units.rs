@@ -85,6 +85,9 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         self.node.begin(store, now_ms, request.touch);
+        if request.sees_expired {
+            store.see_expired();
+        }
         store.notes.want(self.node.interest(settings));
         store.confine(scope.clone());
         store.begin_unit();

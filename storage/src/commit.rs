@@ -1,6 +1,6 @@
 //! Sealing a round: its changed entries become the operations of a journal record.
 
-use crate::encoding::{Delta, ElementRows, OpWriter, RowKey};
+use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, SourcePosition};
 use crate::slot::KeyHash;
 use crate::store::big::measure;
 use crate::store::{DirtyKey, Store, Versions};
@@ -20,6 +20,8 @@ pub struct Sealed {
     /// Operations by shard.
     pub ops: BTreeMap<u16, OpWriter>,
     pub(crate) keys: Vec<DirtyKey>,
+    /// Position in the stream of another server that the round has reached.
+    pub source: Option<SourcePosition>,
 }
 
 impl Sealed {
@@ -199,6 +201,17 @@ impl Store {
         sealed.keys = keys;
         self.next_round();
         sealed
+    }
+
+    /// Adds the position in the stream of another server to the record of a sealed round.
+    pub fn seal_source(&mut self, sealed: &mut Sealed) {
+        if self.source.is_some()
+            && let Some(ops) = sealed.ops.values_mut().next()
+            && let Some(source) = self.source.take()
+        {
+            ops.put(&SourcePosition::row_key(), &source.encode(), false);
+            sealed.source = Some(source);
+        }
     }
 
     /// Reuses the memory of a sealed round.

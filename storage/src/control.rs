@@ -10,11 +10,12 @@
 //! C garbage         bytes u64                    with every batch that deletes rows
 //! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
 //! C f name          a library of functions       by commits; see `encoding/library.rs`
+//! C s               a position in the stream of another server      by commits; see `encoding/source.rs`
 //! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
 //! ```
 
 use crate::counters::Counters;
-use crate::encoding::{Library, Row, get_varint, put_varint, row};
+use crate::encoding::{Library, Row, SourcePosition, get_varint, put_varint, row};
 use crate::journal::Lsn;
 use crate::resolved::Resolved;
 use crate::slot::Layout;
@@ -150,6 +151,8 @@ pub struct Control {
     /// The filter of keys, if the shard is `complete`.
     pub presence: Vec<FilterPiece>,
     pub libraries: BTreeMap<Box<[u8]>, Library>,
+    /// The last position in the stream of another server that was stored here.
+    pub source: Option<SourcePosition>,
 }
 
 fn key(name: &[u8]) -> Bytes {
@@ -242,6 +245,10 @@ impl Control {
         for (key, value) in rows {
             let applied = match Row::parse(key) {
                 Some(Row::Library { name }) => control.apply_library(name, value),
+                Some(Row::Source) => {
+                    control.source = SourcePosition::decode(value);
+                    control.source.as_ref().map(|_| ())
+                }
                 Some(Row::Control { name }) => control.apply_row(name, value),
                 _ => None,
             };

@@ -2,7 +2,7 @@
 
 use crate::commit::{Sealed, split_body};
 use crate::control::{complete_row, presence_key};
-use crate::encoding::{Delta, Library};
+use crate::encoding::{Delta, Library, SourcePosition};
 use crate::engine::Engine;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
@@ -56,6 +56,8 @@ pub struct Partition {
     pub(crate) reads: PointReads,
     /// Number of those who wait for exact counters: no put is blind meanwhile.
     counting: Arc<AtomicUsize>,
+    /// Position in the stream of another server that was appended, until it is taken.
+    reached: Option<SourcePosition>,
 }
 
 /// Forbids further blind operations as long as it lives.
@@ -84,6 +86,7 @@ impl Partition {
             holds: BTreeSet::new(),
             reads: PointReads::default(),
             counting: Arc::default(),
+            reached: None,
         };
         this.publish_presence();
         this.allow_blind();
@@ -108,7 +111,8 @@ impl Partition {
     /// Closes the open round: its changes become one journal record and, once that is appended,
     /// pending rows. Returns `Ok(false)` if there were no changes.
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
-        let sealed = self.store.seal();
+        let mut sealed = self.store.seal();
+        self.store.seal_source(&mut sealed);
         if sealed.ops.is_empty() {
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
@@ -122,6 +126,7 @@ impl Partition {
                     }
                 }
                 self.close_round(sealed.round, lsn);
+                self.reached = sealed.source.take().or(self.reached.take());
                 self.store.recycle(sealed);
                 self.allow_blind();
                 Ok(true)
@@ -195,6 +200,30 @@ impl Partition {
                 None => ops.delete(&key, Delta::default()),
             }
         }
+        self.put_control(now_ms, &record)
+    }
+
+    /// Takes the position in the stream of another server that was appended since the last call.
+    pub fn take_reached(&mut self) -> Option<SourcePosition> {
+        self.reached.take()
+    }
+
+    /// Stores a position in the stream of another server, in a record of its own, in the first shard
+    /// of this partition.
+    pub fn put_source(
+        &mut self,
+        now_ms: u64,
+        source: &SourcePosition,
+    ) -> Result<Lsn, JournalError> {
+        let mut record = Sealed::default();
+        let shard = self.shards.keys().next().copied().unwrap_or_default();
+        let ops = record.ops.entry(shard).or_default();
+        ops.put(&SourcePosition::row_key(), &source.encode(), false);
+        self.put_control(now_ms, &record)
+    }
+
+    /// Appends a record of control rows, and merges it.
+    fn put_control(&mut self, now_ms: u64, record: &Sealed) -> Result<Lsn, JournalError> {
         let body = record.body();
         let lsn = self.journal.append(now_ms, &record.shards(), &[&body])?;
         self.merge(lsn, &body);

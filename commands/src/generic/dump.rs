@@ -25,7 +25,7 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Returns the payload of a key's value, and when the key expires (ms since the Unix epoch; 0:
 /// never); `None` if the key does not exist.
 pub fn payload_of(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<(Vec<u8>, u64)>, Stop> {
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let mut limits = Limits { compression: cx.settings.rdbcompression, ..Limits::default() };
     let entry = cx.store.entry(cx.db, name)?;
     let expire_at_ms = entry.map_or(0, |entry| entry.expire_at_ms);
@@ -38,7 +38,7 @@ pub fn payload_of(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<(Vec<u8>, u64)
             let most = if hash.is_table() { 0 } else { usize::MAX };
             limits.hash_max_listpack_entries = most;
             limits.hash_max_listpack_value = most;
-            rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
+            rdb::dump(&Object::Hash(live_fields(hash, due_ms)), &limits)
         }
         Some(Value::Set(set)) => {
             set.require_all().or_load(cx.db, name)?;
@@ -138,14 +138,14 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let now_ms = cx.now_ms();
     let read = if cx.settings.rdb_newer_versions { rdb::restore_newer } else { rdb::restore };
     let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
-    let value = value_of(object, cx.settings, now_ms);
+    let value = value_of(object, cx.settings, cx.due_ms());
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
         (at, true) => at,
         (ms, false) => now_ms + ms,
     };
     cx.out.ok();
-    if expire_at_ms != 0 && (expire_at_ms <= now_ms || expire_at_ms > i64::MAX as u64)
+    if expire_at_ms != 0 && (expire_at_ms <= cx.due_ms() || expire_at_ms > i64::MAX as u64)
         || value.is_absent()
     {
         cx.delete(name)?;

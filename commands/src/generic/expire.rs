@@ -90,7 +90,7 @@ impl ExpireTime {
 fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
     let condition = ExpireOptions::parse(args)?;
     let at = unit.at_ms(int_arg(args, 2)?, cx.now_ms())?;
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let name = arg(args, 1)?;
     let current = cx.store.peek(cx.db, name)?.map(|entry| entry.expire_at_ms);
     if !current.is_some_and(|current| condition.allows(current, at)) {
@@ -98,7 +98,7 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
         return Ok(());
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
-    match u64::try_from(at).ok().filter(|&at| at > now_ms) {
+    match u64::try_from(at).ok().filter(|&at| at > due_ms) {
         Some(at) => {
             entry.expire_at_ms = at;
             entry.event(NotifyFlags::GENERIC, "expire");

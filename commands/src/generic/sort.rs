@@ -176,12 +176,12 @@ impl<'a> Pattern<'a> {
         if key.len() > MAX_KEY {
             return Ok(None);
         }
-        let (db, now_ms) = (cx.db, cx.now_ms());
+        let (db, due_ms) = (cx.db, cx.due_ms());
         let Some(entry) = misses.note(cx.store.entry(db, &key))? else { return Ok(None) };
         let found = match (&entry.value, field) {
             (Value::Str(string), None) => string.whole().map(|text| Some(text.into_owned())),
             (Value::Hash(hash), Some(field)) => {
-                hash.get(field, now_ms).map(|field| field.map(|field| field.value.to_vec()))
+                hash.get(field, due_ms).map(|field| field.map(|field| field.value.to_vec()))
             }
             _ => return Ok(None),
         };

@@ -95,20 +95,20 @@ pub(super) enum Applied {
     Deleted = 2,
 }
 
-/// Sets the expiry of a known field; a time that has passed removes the field.
+/// Sets the expiry of a known field; a time up to `due_ms` removes the field.
 pub(super) fn apply(
     entry: &mut EntryMut<'_>,
     name: &[u8],
     expire_at_ms: u64,
-    now_ms: u64,
+    due_ms: u64,
     condition: ExpiryCondition,
 ) -> Applied {
-    let field = hash_in(entry).and_then(|hash| hash.get(name, now_ms).ok().flatten());
+    let field = hash_in(entry).and_then(|hash| hash.get(name, due_ms).ok().flatten());
     let Some(old) = field.map(|field| field.expire_at_ms) else { return Applied::NoField };
     if !condition.allows(old, expire_at_ms) {
         return Applied::ConditionNotMet;
     }
-    if expire_at_ms <= now_ms {
+    if expire_at_ms <= due_ms {
         remove_field(entry, name);
         return Applied::Deleted;
     }

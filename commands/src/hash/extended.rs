@@ -14,7 +14,7 @@ use flagstone_wire::resp::Args;
 
 /// `HGETDEL key FIELDS count field…`
 fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let (key, due_ms) = (key_arg(args)?, cx.due_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
     let first = fields_from(args, 2, NOT_A_COUNT)?;
     if let Some(hash) = entry.as_ref().and_then(hash_in) {
@@ -25,7 +25,7 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     for name in tail(args, first) {
         let field = entry.as_mut().and_then(|entry| remove_field(entry, name));
         deleted += u64::from(field.is_some());
-        let live = field.as_ref().filter(|field| !field.is_expired(now_ms));
+        let live = field.as_ref().filter(|field| !field.is_expired(due_ms));
         expired += u64::from(live.is_none() && field.is_some());
         cx.out.bulk_or_null(live.map(|field| &*field.value));
     }
@@ -53,7 +53,7 @@ enum ExpiryChange {
 
 /// `HGETEX key [EX s | PX ms | EXAT s | PXAT ms | PERSIST] FIELDS count field…`
 fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let (key, now_ms, due_ms) = (key_arg(args)?, cx.now_ms(), cx.due_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
     let word = arg(args, 2)?;
     let (change, at) = match FieldTimeForm::of_word(word) {
@@ -73,7 +73,7 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (mut expired, mut deleted, mut changed) = (0, 0, 0);
     for name in tail(args, first) {
         let field = hash_in(entry).and_then(|hash| hash.peek(name).ok().flatten());
-        if field.is_some_and(|field| field.is_expired(now_ms)) {
+        if field.is_some_and(|field| field.is_expired(due_ms)) {
             cx.out.null();
             remove_field(entry, name);
             expired += 1;
@@ -83,7 +83,7 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let expires = field.is_some_and(|field| field.expire_at_ms != 0);
         match change {
             ExpiryChange::ExpireAt(at_ms) => {
-                let applied = apply(entry, name, at_ms, now_ms, ExpiryCondition::Always);
+                let applied = apply(entry, name, at_ms, due_ms, ExpiryCondition::Always);
                 deleted += u64::from(applied == Applied::Deleted);
                 changed += u64::from(applied == Applied::Set);
             }
@@ -183,15 +183,15 @@ fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
 
 /// `HSETEX key [FNX | FXX] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL] FIELDS count field value…`
 fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let (key, now_ms, settings) = (key_arg(args)?, cx.now_ms(), cx.settings);
-    let options = HsetexOptions::parse(args, now_ms)?;
+    let (key, due_ms, settings) = (key_arg(args)?, cx.due_ms(), cx.settings);
+    let options = HsetexOptions::parse(args, cx.now_ms())?;
     let names = || tail(args, options.first).step_by(2);
     if !condition_holds(cx, key, names, options.must_exist)? {
         cx.out.int(0);
         return remove_expired(cx, key, names(), None);
     }
     cx.out.int(1);
-    if matches!(options.expiry, NewExpiry::At(at_ms) if at_ms <= now_ms) {
+    if matches!(options.expiry, NewExpiry::At(at_ms) if at_ms <= due_ms) {
         return delete_fields(cx, key, names());
     }
     let mut entry = entry_with_fields(cx, key, names())?;
@@ -199,7 +199,7 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     convert_for(hash, settings, tail(args, options.first));
     let mut words = tail(args, options.first);
     while let (Some(name), Some(value)) = (words.next(), words.next()) {
-        let kept = hash.get(name, now_ms).ok().flatten().map_or(0, |field| field.expire_at_ms);
+        let kept = hash.get(name, due_ms).ok().flatten().map_or(0, |field| field.expire_at_ms);
         let expire_at_ms = match options.expiry {
             NewExpiry::Discard => 0,
             NewExpiry::Keep => kept,
@@ -223,14 +223,14 @@ fn condition_holds<'n, I: Iterator<Item = &'n [u8]>>(
     names: impl Fn() -> I,
     must_exist: Option<bool>,
 ) -> Result<bool, Stop> {
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let entry = cx.store.hash_mut(cx.db, key)?;
     let Some(hash) = entry.as_ref().and_then(hash_in) else {
         return Ok(must_exist != Some(true));
     };
     hash.require(names()).or_load(cx.db, key)?;
     let Some(must_exist) = must_exist else { return Ok(true) };
-    Ok(names().all(|name| matches!(hash.get(name, now_ms), Ok(Some(_))) == must_exist))
+    Ok(names().all(|name| matches!(hash.get(name, due_ms), Ok(Some(_))) == must_exist))
 }
 
 /// Removes fields whose new expiry is in the past; the events are those of a set followed by a

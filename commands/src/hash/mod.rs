@@ -73,7 +73,8 @@ fn drop_if_empty(entry: &mut EntryMut<'_>) {
     }
 }
 
-/// Removes the expired fields among `names`, and the key with its last field. Publishes `event` for
+/// Removes the expired fields among `names`, and the key with its last field, unless expired ones
+/// are only hidden. Publishes `event` for
 /// the fields. The names must be in memory.
 fn remove_expired<'n>(
     cx: &mut Ctx<'_>,
@@ -81,12 +82,15 @@ fn remove_expired<'n>(
     names: impl Iterator<Item = &'n [u8]>,
     event: Option<&'static str>,
 ) -> Outcome {
-    let now_ms = cx.now_ms();
+    if cx.store.keeps_expired() {
+        return Ok(());
+    }
+    let due_ms = cx.due_ms();
     let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
     let mut removed = 0;
     for name in names {
         let field = hash_in(&entry).and_then(|hash| hash.peek(name).ok().flatten());
-        if field.is_some_and(|field| field.is_expired(now_ms)) {
+        if field.is_some_and(|field| field.is_expired(due_ms)) {
             remove_field(&mut entry, name);
             removed += 1;
         }

@@ -6,24 +6,35 @@ use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Hash, Typed};
 use flagstone_wire::resp::Args;
+use std::borrow::Cow;
 
-/// Returns the hash of a key, with its expired fields removed; `None` if the key does not exist.
-fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
-    let now_ms = store.now_ms();
+/// Returns the hash of a key without its expired fields; `None` if the key does not exist.
+fn live_hash<'a>(
+    store: &'a mut Store,
+    db: u32,
+    key: &[u8],
+) -> Result<Option<Cow<'a, Hash>>, Fault> {
+    let due_ms = store.due_ms();
     let Some(hash) = store.hash(db, key)? else { return Ok(None) };
-    if hash.is_due(now_ms) {
+    if hash.is_due(due_ms) {
         hash.require_all().or_load(db, key)?;
+        if store.keeps_expired() {
+            let mut live = store.hash(db, key)?.cloned();
+            live.as_mut().map(|hash| hash.remove_expired(due_ms));
+            return Ok(live.filter(|hash| !hash.is_empty()).map(Cow::Owned));
+        }
         store.expire_fields(db, key);
     }
     let entry = store.peek(db, key)?;
-    Ok(entry.and_then(|entry| Hash::of(&entry.value)))
+    Ok(entry.and_then(|entry| Hash::of(&entry.value)).map(Cow::Borrowed))
 }
 
 /// `HRANDFIELD key [count [WITHVALUES]]`
 fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     if args.len() == 2 {
-        let drawn = match live_hash(cx.store, cx.db, key)? {
+        let live = live_hash(cx.store, cx.db, key)?;
+        let drawn = match &live {
             Some(hash) => hash.draw(1).or_load(cx.db, key)?,
             None => Vec::new(),
         };
@@ -39,7 +50,8 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err("ERR value is out of range".into());
     }
     let wanted = draws::draw_count(count)?;
-    let drawn = match live_hash(cx.store, cx.db, key)? {
+    let live = live_hash(cx.store, cx.db, key)?;
+    let drawn = match &live {
         None => Vec::new(),
         Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,
         Some(hash) => hash.sample(wanted).or_load(cx.db, key)?,

@@ -13,13 +13,13 @@ fn one_field(
     reply: impl FnOnce(&mut Reply, Option<&Field>),
 ) -> Outcome {
     let (key, name) = (key_arg(args)?, arg(args, 2)?);
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let Some(hash) = cx.store.hash(cx.db, key)? else {
         reply(cx.out, None);
         return Ok(());
     };
     let field = hash.peek(name).or_load(cx.db, key)?;
-    let expired = field.is_some_and(|field| field.is_expired(now_ms));
+    let expired = field.is_some_and(|field| field.is_expired(due_ms));
     reply(cx.out, field.filter(|_| !expired));
     if expired {
         remove_expired(cx, key, std::iter::once(name), Some("hexpired"))?;
@@ -45,7 +45,7 @@ fn hexists(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `HMGET key field…`
 fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let hash = cx.store.hash(cx.db, key)?;
     if let Some(hash) = hash {
         hash.require(tail(args, 2)).or_load(cx.db, key)?;
@@ -56,10 +56,10 @@ fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Ok(());
     };
     for name in tail(args, 2) {
-        let field = hash.get(name, now_ms).or_load(cx.db, key)?;
+        let field = hash.get(name, due_ms).or_load(cx.db, key)?;
         cx.out.bulk_or_null(field.map(|field| &*field.value));
     }
-    if hash.is_due(now_ms) {
+    if hash.is_due(due_ms) {
         remove_expired(cx, key, tail(args, 2), Some("hexpired"))?;
     }
     Ok(())
@@ -75,19 +75,19 @@ enum FieldPart {
 
 fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: FieldPart) -> Outcome {
     let key = key_arg(args)?;
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let hash = cx.store.hash(cx.db, key)?;
     if let Some(hash) = hash {
         hash.require_all().or_load(cx.db, key)?;
     }
-    let len = hash.map_or(0, |hash| hash.live_len(now_ms)) as usize;
+    let len = hash.map_or(0, |hash| hash.live_len(due_ms)) as usize;
     if part == FieldPart::Both {
         cx.out.map(len);
     } else {
         cx.out.array(len);
     }
     let Some(hash) = hash else { return Ok(()) };
-    for (name, field) in hash.iter().filter(|(_, field)| !field.is_expired(now_ms)) {
+    for (name, field) in hash.iter().filter(|(_, field)| !field.is_expired(due_ms)) {
         if part != FieldPart::Values {
             cx.out.bulk(name);
         }

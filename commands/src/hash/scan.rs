@@ -12,7 +12,7 @@ use flagstone_wire::resp::Args;
 /// A listpack is returned whole.
 fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let now_ms = cx.now_ms();
+    let due_ms = cx.due_ms();
     let layout = cx.store.layout().clone();
     let from = scan::parse_place(arg(args, 2)?, &layout)?;
     let mut shown: Vec<Box<[u8]>> = Vec::new();
@@ -22,7 +22,7 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let options = ScanOptions::parse(args, "HSCAN")?;
     let mut visit = |name: &[u8], field: &Field| {
-        if !field.is_expired(now_ms) && options.takes(name) {
+        if !field.is_expired(due_ms) && options.takes(name) {
             shown.push(name.into());
             if !options.names_only {
                 shown.push(field.value.clone());

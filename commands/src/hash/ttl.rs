@@ -13,9 +13,10 @@ const NO_TTL: i64 = -1;
 
 /// Runs `HEXPIRE key time [NX | XX | GT | LT] FIELDS count field…` for a time of any form.
 fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm, command: &str) -> Outcome {
-    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let (key, due_ms) = (key_arg(args)?, cx.due_ms());
+    let at_ms = form.parse(arg(args, 2)?, cx.now_ms(), command);
     let mut entry = cx.store.hash_mut(cx.db, key)?;
-    let at_ms = form.parse(arg(args, 2)?, now_ms, command)?;
+    let at_ms = at_ms?;
     let condition = ExpiryCondition::of_word(arg(args, 3)?);
     let at = if condition.is_some() { 4 } else { 3 };
     let condition = condition.unwrap_or(ExpiryCondition::Always);
@@ -27,7 +28,7 @@ fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm, command: &str) 
     let (mut set, mut deleted) = (0, 0);
     for name in tail(args, first) {
         let applied = match &mut entry {
-            Some(entry) => apply(entry, name, at_ms, now_ms, condition),
+            Some(entry) => apply(entry, name, at_ms, due_ms, condition),
             None => Applied::NoField,
         };
         set += u64::from(applied == Applied::Set);
@@ -64,7 +65,7 @@ fn hpexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Runs `HTTL key FIELDS count field…` for a time of any form.
 fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm) -> Outcome {
-    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let (key, now_ms, due_ms) = (key_arg(args)?, cx.now_ms(), cx.due_ms());
     let hash = cx.store.hash(cx.db, key)?;
     let first = fields_from(args, 2, NOT_A_COUNT)?;
     if let Some(hash) = hash {
@@ -73,7 +74,7 @@ fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm) -> Outcome {
     cx.out.array(args.len() - first);
     for name in tail(args, first) {
         let field = match hash {
-            Some(hash) => hash.get(name, now_ms).or_load(cx.db, key)?,
+            Some(hash) => hash.get(name, due_ms).or_load(cx.db, key)?,
             None => None,
         };
         cx.out.int(match field.map(|field| field.expire_at_ms) {
@@ -107,7 +108,7 @@ fn hpexpiretime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `HPERSIST key FIELDS count field…`
 fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let (key, due_ms) = (key_arg(args)?, cx.due_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
     let first = fields_from(args, 2, NOT_A_COUNT)?;
     if let Some(hash) = entry.as_ref().and_then(hash_in) {
@@ -117,7 +118,7 @@ fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut changed = false;
     for name in tail(args, first) {
         let hash = entry.as_ref().and_then(hash_in);
-        let field = hash.and_then(|hash| hash.get(name, now_ms).ok().flatten());
+        let field = hash.and_then(|hash| hash.get(name, due_ms).ok().flatten());
         cx.out.int(match field.map(|field| field.expire_at_ms) {
             None => NO_FIELD,
             Some(0) => NO_TTL,

@@ -47,10 +47,10 @@ fn hmset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `HSETNX key field value`
 fn hsetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, value) = (key_arg(args)?, arg(args, 2)?, arg(args, 3)?);
-    let (db, settings, now_ms) = (cx.db, cx.settings, cx.now_ms());
+    let (db, settings, due_ms) = (cx.db, cx.settings, cx.due_ms());
     let mut entry = entry_with_fields(cx, key, std::iter::once(name))?;
     if let Some(hash) = hash_in(&entry)
-        && hash.get(name, now_ms).or_load(db, key)?.is_some()
+        && hash.get(name, due_ms).or_load(db, key)?.is_some()
     {
         cx.out.int(0);
         return Ok(());
@@ -93,10 +93,10 @@ fn change_field(
     change: impl FnOnce(Option<&[u8]>) -> Result<String, Stop>,
 ) -> Result<String, Stop> {
     let (key, name) = (key_arg(args)?, arg(args, 2)?);
-    let (db, settings, now_ms) = (cx.db, cx.settings, cx.now_ms());
+    let (db, settings, due_ms) = (cx.db, cx.settings, cx.due_ms());
     let mut entry = entry_with_fields(cx, key, std::iter::once(name))?;
     let field: Option<&Field> = match hash_in(&entry) {
-        Some(hash) => hash.get(name, now_ms).or_load(db, key)?,
+        Some(hash) => hash.get(name, due_ms).or_load(db, key)?,
         None => None,
     };
     let expire_at_ms = field.map_or(0, |field| field.expire_at_ms);

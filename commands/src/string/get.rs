@@ -44,12 +44,12 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if !read(cx, name)? {
         return Ok(());
     }
-    let now_ms = cx.now_ms();
-    let expire_at_ms = expiry.time_ms(now_ms, "getex")?;
+    let due_ms = cx.due_ms();
+    let expire_at_ms = expiry.time_ms(cx.now_ms(), "getex")?;
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     match (expiry, expire_at_ms) {
         (ExpiryOption::Time(form, _), Some(at)) => {
-            if form.is_absolute() && at <= now_ms {
+            if form.is_absolute() && at <= due_ms {
                 entry.clear();
                 entry.event(NotifyFlags::EXPIRED, "expired");
             } else {

@@ -107,7 +107,7 @@ fn store(
     if !options.condition.holds(cx, name)? {
         return Ok(false);
     }
-    if expire_at_ms.is_some_and(|at| at <= now_ms) {
+    if expire_at_ms.is_some_and(|at| at <= cx.due_ms()) {
         // The key would expire at once.
         if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
             cx.store.stats.expired += 1;

@@ -1,9 +1,9 @@
 //! Append-only files: commands, behind an RDB file or without one, in one file or several.
 
 use super::loader::{ImportLoader, Role};
-use crate::cli::pipeline::Expect;
 use crate::config::split_words;
 use anyhow::{Context, Result, anyhow, bail};
+use flagstone_rdb::Expect;
 use flagstone_rdb::file;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,12 +1,11 @@
 //! Sends the keys of RDB files.
 
-use super::large::Large;
 use super::shift::{self, Shift, now_ms};
 use crate::cli::connection::{Address, Reply};
-use crate::cli::pipeline::{About, Expect, Pipeline};
+use crate::cli::pipeline::{About, Pipeline, Purposeful};
 use anyhow::{Context, Result, bail};
 use flagstone_rdb::file::{self, FileError, Item, Key, Value};
-use flagstone_rdb::{Part, Sink};
+use flagstone_rdb::{Expect, LargeValue, Part, Sink};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -259,10 +258,12 @@ impl ImportLoader {
         }
         let about = self.about(Some(&key.name));
         let drop_before_ms = if keeps_expired { 0 } else { now_ms() };
-        let mut large = Large::new(&mut self.pipeline, &key.name, kind, about, drop_before_ms);
+        let mut sender = Purposeful { pipeline: &mut self.pipeline, about };
+        let mut large = LargeValue::new(&mut sender, &key.name, kind, drop_before_ms);
         let sent = file
             .parts::<anyhow::Error, _>(key, &mut large)
-            .and_then(|()| large.finish(expire_at_ms));
+            .and_then(|()| large.finish(expire_at_ms))
+            .and_then(|()| self.pipeline.settle());
         if let Err(error) = sent {
             // A part of a value would be taken for the whole value.
             self.pipeline.recover();

@@ -1,7 +1,6 @@
 //! `flagstone import`: sends the keys of a file of Redis or Valkey to a running server.
 
 mod aof;
-mod large;
 mod loader;
 mod shift;
 

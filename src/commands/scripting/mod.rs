@@ -93,7 +93,7 @@ pub(super) fn check_flags(
     flags: ScriptFlags,
     read_only: bool,
 ) -> Result<(), ErrorText> {
-    if flags.contains(ScriptFlags::COMPATIBLE) {
+    if flags.contains(ScriptFlags::COMPATIBLE) || unit.request.is_of_stream() {
         return Ok(());
     }
     if read_only && !flags.contains(ScriptFlags::NO_WRITES) {

@@ -1,14 +1,14 @@
-//! Commands on time, durability, roles and the shutdown.
+//! Commands on time, durability and the shutdown.
 
-use crate::blocking::UNBLOCKED;
+use crate::blocking::{DEMOTED, UNBLOCKED};
 use crate::checkpoints::take_new;
 use crate::clients::{Cancel, Ended, Turn};
 use crate::commands::{Handler, Spec};
-use crate::node::ShutdownRequest;
+use crate::node::{Node, ShutdownRequest};
 use crate::routing::{Call, CallOutcome, CallStop, Waiting};
 use crate::unit::{Unit, UnitOutcome};
 use crate::version::COMPATIBLE_VERSION;
-use flagstone_commands::{Ctx, ErrorText, Group, acl, arg, error, flag, is_word};
+use flagstone_commands::{Ctx, ErrorText, Group, acl, arg, error, flag};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::future::{Future, pending};
@@ -37,24 +37,6 @@ fn time_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> UnitOutcome {
     Ok(())
 }
 
-/// `ROLE`
-fn role(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.array(3);
-    cx.out.bulk_str("master");
-    cx.out.int(0);
-    cx.out.array(0);
-    Ok(())
-}
-
-/// `REPLICAOF NO ONE`: this server is always a primary.
-fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    if !is_word(arg(args, 1)?, "no") || !is_word(arg(args, 2)?, "one") {
-        return Err("ERR this server cannot be a replica".into());
-    }
-    cx.out.ok();
-    Ok(())
-}
-
 /// Parses a timeout in ms; 0 means none.
 fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, ErrorText> {
     let ms = parse_i64(text).ok_or("ERR timeout is not an integer or out of range")?;
@@ -66,7 +48,7 @@ fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, ErrorText> {
 }
 
 /// Waits for `done`, until the timeout (0: none) or CLIENT UNBLOCK ends the wait.
-async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> CallOutcome {
+async fn block(cx: &mut Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> CallOutcome {
     let turn = Arc::new(Turn::default());
     let client = &cx.session.client;
     client.set_turn(&turn, timeout_ms != 0);
@@ -85,9 +67,25 @@ async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -
     client.end_turn(cx.node.clock.now_ms());
     match turn.ended() {
         Some(Ended::Cancelled(Cancel::Unblocked)) => Err(UNBLOCKED.into()),
+        Some(Ended::Cancelled(Cancel::Demoted)) => {
+            cx.session.closing = true;
+            Err(DEMOTED.into())
+        }
         Some(Ended::Cancelled(Cancel::Gone)) => Err(CallStop::Close),
         _ => Ok(()),
     }
+}
+
+/// Fails on a replica: no other server has its writes.
+fn refuse_on_replica(cx: &Call<'_>, name: &str) -> CallOutcome {
+    if cx.node.health.replica.is_following() {
+        return Err(format!(
+            "ERR {name} cannot be used with replica instances. Please also note that writes to \
+             replicas are just local and are not propagated."
+        )
+        .into());
+    }
+    Ok(())
 }
 
 /// `WAIT numreplicas timeout`: there are no replicas that could acknowledge writes.
@@ -95,6 +93,7 @@ fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
         let timeout_ms = timeout_arg(cx, arg(args, 2)?)?;
+        refuse_on_replica(cx, "WAIT")?;
         if replicas > 0 && !cx.session.in_exec {
             block(cx, timeout_ms, pending()).await?;
         }
@@ -112,12 +111,14 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let replicas = parse_i64(arg(args, 2)?).filter(|&n| n >= 0).ok_or(MUST_BE_POSITIVE)?;
         let timeout_ms = timeout_arg(cx, arg(args, 3)?)?;
+        refuse_on_replica(cx, "WAITAOF")?;
         // The connection's writes were answered before, and are in the journal.
         let end = cx.node.journal.end();
         if !cx.session.in_exec {
+            let node = cx.node.clone();
             let done = async {
                 if local > 0 {
-                    wait_durable(cx, end).await;
+                    wait_durable(&node, end).await;
                 }
                 if replicas > 0 {
                     pending::<()>().await;
@@ -133,8 +134,8 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 /// Waits until the journal is durable up to `end`, or has failed.
-async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn) {
-    let journal = &cx.node.journal;
+async fn wait_durable(node: &Node, end: flagstone_storage::journal::Lsn) {
+    let journal = &node.journal;
     journal.request_sync(end);
     while journal.durable() < end && journal.failed().is_none() {
         tokio::time::sleep(POLL).await;
@@ -192,36 +193,6 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag!(LOADING | STALE | FAST),
         tips: &["nondeterministic_output"],
         run: Handler::Either { alone: time, in_unit: time_in_unit },
-        ..Spec::NEW
-    },
-    Spec {
-        name: "role",
-        group: Group::Server,
-        since: "2.8.12",
-        summary: "Answers the role in replication.",
-        arity: 1,
-        flags: flag!(NOSCRIPT | LOADING | STALE | FAST),
-        acl: acl!(ADMIN | DANGEROUS),
-        run: Handler::Session(role),
-        ..Spec::NEW
-    },
-    Spec {
-        name: "replicaof",
-        group: Group::Server,
-        since: "5.0.0",
-        summary: "Chooses the primary to copy; there is none to choose here.",
-        arity: 3,
-        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE),
-        run: Handler::Session(replicaof),
-        ..Spec::NEW
-    },
-    Spec {
-        name: "slaveof",
-        group: Group::Server,
-        summary: "The old name of REPLICAOF.",
-        arity: 3,
-        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE),
-        run: Handler::Session(replicaof),
         ..Spec::NEW
     },
     Spec {

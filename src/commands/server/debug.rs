@@ -79,7 +79,7 @@ fn show_help(out: &mut Reply) {
         out,
         "DEBUG",
         &[
-            ("CHANGE-REPL-ID", "Does nothing: there is no replication."),
+            ("CHANGE-REPL-ID", "Does nothing: this server has no stream for replicas."),
             ("DIGEST", "Answers a digest of all data."),
             ("DIGEST-VALUE <key> [<key> ...]", "Answers digests of these values."),
             ("ERROR <string>", "Answers an error with this text."),

@@ -16,6 +16,7 @@ mod memory_report;
 mod migrate;
 mod modules;
 mod monitor;
+mod replication;
 mod save;
 mod selftest;
 
@@ -23,6 +24,7 @@ use crate::commands::{Handler, Spec};
 use flagstone_commands::{Begin, CommandFlags, Find, Group, KeySpec, acl, flag, key};
 
 pub use admin::ADMIN_COMMANDS;
+pub use replication::REPLICATION_COMMANDS;
 pub use save::SAVE_COMMANDS;
 pub use selftest::SELFTEST_COMMANDS;
 

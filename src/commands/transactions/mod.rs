@@ -1,17 +1,20 @@
 //! MULTI, EXEC, DISCARD, WATCH and UNWATCH: several commands as one unit.
 
-use crate::command::Route;
+use crate::command::{Command, Route};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, Waiting};
-use crate::transaction::{self, Transaction, queued, runs_in_unit};
+use crate::transaction::{self, CommandsOrigin, Transaction, queued, runs_in_unit};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
-use flagstone_commands::{Ctx, Group, KeySpec, Misses, Stop, flag, key};
+use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
 use flagstone_wire::resp::Args;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
 /// a time.
 const MAX_MISSED: usize = 10_000;
+
+/// Level of an error that no script logs, among the lines of a unit.
+const LOG_ERROR: usize = 4;
 
 /// `MULTI`
 fn multi(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
@@ -77,7 +80,12 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<boo
 fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     let db = cx.db;
     let ran = if is_unchanged(cx, unit, args)? {
-        run_queued(cx, unit, args)
+        let origin = CommandsOrigin::of(args);
+        let ran = run_queued(cx, unit, args, &origin);
+        if let (Ok(()), CommandsOrigin::Stream(reached)) = (&ran, origin) {
+            cx.store.set_source(reached);
+        }
+        ran
     } else {
         cx.out.null_array();
         unit.effects().is_aborted = true;
@@ -91,7 +99,36 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     ran
 }
 
-fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
+/// Handles the error of a command of another server: that of a stream is logged, as the command has
+/// failed there, too, or the data is not that of the primary; that of a data set ends its loading.
+fn fail_part(
+    unit: &Unit<'_>,
+    origin: &CommandsOrigin,
+    command: &Command,
+    text: &ErrorText,
+) -> UnitOutcome {
+    let text = String::from_utf8_lossy(text);
+    match origin {
+        CommandsOrigin::Client => {}
+        CommandsOrigin::Stream(_) => {
+            let name = command.full_name;
+            let line = format!("the command {name} of the primary has failed here: {text}");
+            unit.effects().log(LOG_ERROR, line);
+        }
+        CommandsOrigin::DataSet => {
+            let reason = format!("ERR {}: {text}", command.full_name);
+            return Err(UnitStop::Undone(reason.into_bytes().into()));
+        }
+    }
+    Ok(())
+}
+
+fn run_queued(
+    cx: &mut Ctx<'_>,
+    unit: &Unit<'_>,
+    args: Args<'_>,
+    origin: &CommandsOrigin,
+) -> UnitOutcome {
     if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases)) {
         unit.hold_whole(cx.store)?;
     }
@@ -115,7 +152,10 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome 
         }
         match ran {
             Ok(()) => {}
-            Err(UnitStop::Handler(Stop::Error(text))) => cx.out.error(&*text),
+            Err(UnitStop::Handler(Stop::Error(text))) => {
+                fail_part(unit, origin, part.command, &text)?;
+                cx.out.error(&*text);
+            }
             // The whole unit is rolled back: the misses of later commands are loaded together with
             // this one.
             Err(UnitStop::Handler(Stop::Miss(needs))) if missed.len() < MAX_MISSED => {

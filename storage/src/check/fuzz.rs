@@ -1,7 +1,7 @@
 //! Fuzz target: rows are decoded or refused, and nothing panics.
 
 use super::tally::Tally;
-use crate::encoding::{ElementRows, Library, Op, OpReader, OpWriter, Row};
+use crate::encoding::{ElementRows, Library, Op, OpReader, OpWriter, Row, SourcePosition};
 use crate::value::{Entry, Value, decode_entry, encode_meta};
 use bytes::Bytes;
 
@@ -32,7 +32,8 @@ pub fn rows(data: &[u8]) {
                     tally.add(Bytes::copy_from_slice(element), Bytes::copy_from_slice(value));
                 }
             }
-            Some(Row::Control { .. } | Row::Library { .. }) | None => {
+            Some(Row::Control { .. } | Row::Library { .. } | Row::Source) | None => {
+                let _position = SourcePosition::decode(value);
                 let _library = Library::decode(key, value);
                 let _generations = crate::control::Generations::decode(value);
                 let _resolved = crate::Resolved::decode(value);

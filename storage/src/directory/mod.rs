@@ -19,7 +19,7 @@ mod tests;
 use crate::clock::Clock;
 use crate::commit::Sealed;
 use crate::control::{Control, Generations, incomplete_row, presence_key};
-use crate::encoding::{Library, prefix_range, row};
+use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine};
@@ -112,6 +112,8 @@ pub struct Directory {
     pub generations: Generations,
     /// The libraries of functions, by name.
     pub libraries: Vec<Library>,
+    /// The position in the stream of another server, whose replica this one was.
+    pub source: SourcePosition,
     /// Salt of the journal: identifies the data directory.
     pub origin: u32,
     /// Number of records that were not in the shards, and were merged.
@@ -179,6 +181,8 @@ impl Directory {
             .get_mut(usize::from(LIBRARIES_SHARD))
             .map(|(.., control)| std::mem::take(&mut control.libraries))
             .unwrap_or_default();
+        let sources = opened.iter_mut().map(|(.., control)| control.source.take());
+        let source = sources.fold(SourcePosition::default(), SourcePosition::later);
         let presence_bytes = options.presence_bytes / usize::from(manifest.shards);
         let complete: Vec<Lsn> =
             opened.iter().map(|(.., c)| c.applied.max(c.complete.unwrap_or(0))).collect();
@@ -188,13 +192,14 @@ impl Directory {
             .collect();
         let bytes = options.replay_bytes;
         let mut replay =
-            StartReplay { stale, bytes, given: BTreeMap::new(), unchecked: 0, libraries };
+            StartReplay { stale, bytes, given: BTreeMap::new(), unchecked: 0, libraries, source };
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         shards.iter_mut().for_each(Shard::end_replay);
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
         replay.take_libraries(&shards)?;
+        replay.take_source(&shards)?;
         let journal = recovery.start(epoch, highest + 1).await?;
         // From here on the journal has a record of its end, which a new journal had not.
         replay.delete_stale().await?;
@@ -216,6 +221,7 @@ impl Directory {
             journal,
             generations: Generations { next, ..generations },
             libraries: replay.libraries.into_values().collect(),
+            source: replay.source,
             origin: manifest.salt,
             replayed,
             versions: Arc::new(Versions::new(epoch)),

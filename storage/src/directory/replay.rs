@@ -1,7 +1,7 @@
 //! Replaying the journal at a start.
 
 use crate::commit::BodyReader;
-use crate::encoding::Library;
+use crate::encoding::{Library, SourcePosition};
 use crate::engine::Engine;
 use crate::journal::{CommitPiece, Lsn, Recovered};
 use crate::materialise::make_room;
@@ -24,6 +24,8 @@ pub(super) struct StartReplay {
     pub(super) unchecked: usize,
     /// The libraries of functions; those in replayed rows join when the rows are given away.
     pub(super) libraries: BTreeMap<Box<[u8]>, Library>,
+    /// The last position in the stream of another server, likewise.
+    pub(super) source: SourcePosition,
 }
 
 impl StartReplay {
@@ -86,6 +88,7 @@ impl StartReplay {
         recovery.settle()?;
         self.delete_stale().await?;
         self.take_libraries(shards)?;
+        self.take_source(shards)?;
         let making: Vec<_> = shards.iter_mut().filter(|shard| shard.pending_rows() > 0).collect();
         self.given.extend(making.iter().map(|shard| (shard.id, shard.engine().clone())));
         let making = making.into_iter().map(|shard| async move {
@@ -112,6 +115,12 @@ impl StartReplay {
             engine.flush().await?;
         }
         Ok(())
+    }
+
+    /// Takes the position in the stream of another server from the pending rows, if it is there.
+    pub(super) fn take_source(&mut self, shards: &[Shard]) -> Result<()> {
+        let whole = shards.iter().try_for_each(|shard| shard.apply_source(&mut self.source));
+        whole.context("a position in a stream in the journal is damaged")
     }
 
     /// Applies the changes of libraries that are pending.

@@ -10,7 +10,7 @@ use super::{Directory, Manifest, NewDirectory, OpenOptions, Place, local_files, 
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
-use crate::encoding::{Library, Row, prefix_range, row};
+use crate::encoding::{Library, Row, SourcePosition, prefix_range, row};
 use crate::engine::{BATCH_BYTES, Engine};
 use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
@@ -179,7 +179,7 @@ fn slot_of_row(key: &[u8]) -> Option<u16> {
         | Row::Element { slot, .. }
         | Row::Time { slot, .. }
         | Row::Dead { slot, .. } => Some(slot),
-        Row::Library { .. } | Row::Control { .. } => None,
+        Row::Library { .. } | Row::Source | Row::Control { .. } => None,
     }
 }
 
@@ -205,6 +205,14 @@ async fn copy_control(old: &[Engine], new: &[Engine], manifest: &Manifest) -> Re
             generations.dead.extend(&control.generations.dead);
         }
         rows.extend(applied_rows(end, epoch, &generations, &counters));
+        if id == 0 {
+            let sources = controls.iter().map(|control| control.source.clone());
+            let source = sources.fold(SourcePosition::default(), SourcePosition::later);
+            if source.serial > 0 {
+                let key = Bytes::copy_from_slice(&SourcePosition::row_key());
+                rows.push((key, Some(source.encode().into())));
+            }
+        }
         if id == LIBRARIES_SHARD {
             for library in controls.iter().flat_map(|c| c.libraries.values()) {
                 rows.push((Library::row_key(&library.name).into(), Some(library.encode().into())));

@@ -2,6 +2,7 @@
 //! that a shard can be split by ranges without rewriting it.
 
 use super::library::LIBRARY;
+use super::source::SOURCE;
 use crate::slot::KeyHash;
 use sha2::{Digest, Sha256};
 
@@ -156,6 +157,8 @@ pub enum Row<'a> {
     Library {
         name: &'a [u8],
     },
+    /// The position in the stream of another server.
+    Source,
 }
 
 impl<'a> Row<'a> {
@@ -191,6 +194,7 @@ impl<'a> Row<'a> {
             },
             row::CONTROL => match rest {
                 [LIBRARY, name @ ..] => Self::Library { name },
+                [SOURCE] => Self::Source,
                 name => Self::Control { name },
             },
             _ => return None,

@@ -5,10 +5,12 @@ mod keys;
 mod library;
 mod ops;
 mod rows;
+mod source;
 mod varint;
 
 pub use keys::{MAX_KEY, Row, RowKey, prefix_range, row};
 pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use ops::{Delta, Op, OpReader, OpWriter};
 pub(crate) use rows::ElementRows;
+pub use source::{SourceExtent, SourcePosition};
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

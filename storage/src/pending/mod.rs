@@ -6,7 +6,7 @@
 mod blind;
 mod rows;
 
-use crate::encoding::{Library, Row, RowKey};
+use crate::encoding::{Library, Row, RowKey, SourcePosition};
 use crate::journal::Lsn;
 use crate::need::ElementRange;
 use crate::reclaim::Reclaimed;
@@ -58,6 +58,8 @@ pub struct Pending {
     others: BTreeMap<Box<[u8]>, RowMark>,
     /// Libraries of functions, by name.
     libraries: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+    /// The newest position in the stream of another server.
+    source: Option<Box<[u8]>>,
     blind: blind::PendingBlind,
     rows: usize,
     bytes: usize,
@@ -158,6 +160,7 @@ impl Pending {
             }
             Some(Row::Time { .. }) => self.set_other(key, RowMark { put: value.is_some(), new }),
             Some(Row::Library { name }) => self.set_library(name, value),
+            Some(Row::Source) => self.set_source(value),
             Some(Row::Control { .. }) | None => {}
         }
     }
@@ -189,6 +192,22 @@ impl Pending {
             self.rows -= 1;
             self.bytes -= size(old.as_deref());
         }
+    }
+
+    fn set_source(&mut self, value: Option<&[u8]>) {
+        let size = |value: &[u8]| value.len() + ROW_OVERHEAD;
+        let added = value.map(Box::<[u8]>::from);
+        self.rows += usize::from(added.is_some());
+        self.bytes += added.as_deref().map_or(0, size);
+        if let Some(old) = std::mem::replace(&mut self.source, added) {
+            self.rows -= 1;
+            self.bytes -= size(&old);
+        }
+    }
+
+    /// Returns the row of the position in the stream of another server, if one was put.
+    pub fn source(&self) -> Option<&[u8]> {
+        self.source.as_deref()
     }
 
     /// Returns the libraries of functions that were put (`Some`) or deleted.
@@ -378,6 +397,9 @@ impl Pending {
         for (name, value) in &self.libraries {
             let value = value.as_deref().map(Bytes::copy_from_slice);
             batches.push(&[&Library::row_key(name)], value);
+        }
+        if let Some(value) = &self.source {
+            batches.push(&[&SourcePosition::row_key()], Some(Bytes::copy_from_slice(value)));
         }
         let mut versions: Vec<_> = self.elements.iter().collect();
         versions.retain(|(version, _)| !dead_versions.contains(version));

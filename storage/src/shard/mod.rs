@@ -14,7 +14,7 @@ pub use reopening::{Reopen, Reopened};
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Library, OpReader, OpWriter};
+use crate::encoding::{Library, OpReader, OpWriter, SourcePosition};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending, TOGETHER};
@@ -315,6 +315,14 @@ impl Shard {
                 Some(value) => libraries.insert(name.into(), Library::decode(name, value)?),
                 None => libraries.remove(name),
             };
+        }
+        Some(())
+    }
+
+    /// Applies the pending position in the stream of another server; `None` if it is damaged.
+    pub fn apply_source(&self, source: &mut SourcePosition) -> Option<()> {
+        if let Some(row) = self.maps().find_map(Pending::source) {
+            *source = std::mem::take(source).later(Some(SourcePosition::decode(row)?));
         }
         Some(())
     }

@@ -26,6 +26,7 @@ mod tables;
 mod unit;
 mod versions;
 
+use crate::encoding::SourcePosition;
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
@@ -90,6 +91,8 @@ pub struct Store {
     forgotten: u64,
     seen: u64,
     now_ms: u64,
+    /// Time by which keys have expired.
+    due_ms: u64,
     touch: bool,
     /// True if expired keys are hidden but deleted only by a command that writes them.
     keeps_expired: bool,
@@ -112,6 +115,8 @@ pub struct Store {
     big: big::BigKeys,
     pub stats: StoreStats,
     pub notes: Notes,
+    /// Position in the stream of another server, to be stored with the changes of the round.
+    pub(crate) source: Option<SourcePosition>,
 }
 
 impl Store {
@@ -136,6 +141,7 @@ impl Store {
             forgotten: 0,
             seen: 0,
             now_ms: 0,
+            due_ms: 0,
             touch: true,
             keeps_expired: false,
             hint: None,
@@ -150,6 +156,7 @@ impl Store {
             big: big::BigKeys::default(),
             stats: StoreStats::default(),
             notes: Notes::default(),
+            source: None,
         }
     }
 
@@ -164,6 +171,7 @@ impl Store {
     /// Begins a command at a time; `touch`: it counts as an access (CLIENT NO-TOUCH).
     pub fn begin(&mut self, now_ms: u64, touch: bool) {
         self.now_ms = now_ms;
+        self.due_ms = now_ms;
         self.touch = touch;
         self.keeps_expired = false;
         self.seen = 0;
@@ -174,6 +182,16 @@ impl Store {
     /// Makes this command delete no expired key unless it writes that key.
     pub fn keep_expired(&mut self) {
         self.keeps_expired = true;
+    }
+
+    /// Makes this command see expired keys as any others.
+    pub fn see_expired(&mut self) {
+        self.due_ms = 0;
+    }
+
+    /// Returns true if expired keys and fields are hidden, but not deleted.
+    pub fn keeps_expired(&self) -> bool {
+        self.keeps_expired
     }
 
     /// Passes on the hash of a key that this command will ask for, as the router computed it.
@@ -194,6 +212,12 @@ impl Store {
     /// Returns the time of the command, in ms since the Unix epoch.
     pub fn now_ms(&self) -> u64 {
         self.now_ms
+    }
+
+    /// Returns the time by which keys have expired for the command, in ms since the Unix epoch: 0 if
+    /// it sees expired keys.
+    pub fn due_ms(&self) -> u64 {
+        self.due_ms
     }
 
     /// Returns the number of databases.
@@ -359,7 +383,7 @@ impl Store {
 
     /// Deletes the expired fields of a hash that is wholly in memory, and the hash with the last.
     pub fn expire_fields(&mut self, db: u32, key: &[u8]) {
-        let now_ms = self.now_ms;
+        let now_ms = self.due_ms;
         let Ok(mut entry) = self.entry_mut(db, key) else { return };
         let due = matches!(&entry.value, Value::Hash(h) if h.is_complete()
             && h.min_expire_at_ms() != 0 && h.min_expire_at_ms() <= now_ms);
@@ -440,7 +464,7 @@ impl Store {
         if !self.allows(db, at, key) {
             return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
         }
-        let now_ms = self.now_ms;
+        let (now_ms, due_ms) = (self.now_ms, self.due_ms);
         let table = self.dbs[db as usize].table(at.slot);
         let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
             if !table.may_exist(key) {
@@ -460,7 +484,7 @@ impl Store {
         }
         self.seen = self.seen.max(entry.round);
         let found = EntryAddress { db, at, bucket };
-        if entry.has_expired(now_ms) && entry.is_live() {
+        if entry.has_expired(due_ms) && entry.is_live() {
             if !deletes {
                 return Ok(None);
             }

@@ -11,7 +11,7 @@ impl Store {
         let at = self.at(key);
         let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
         let entry = table.map.find(at.hash, |e| *e.key == *key)?;
-        (entry.is_live() && !entry.has_expired(self.now_ms)).then_some(entry)
+        (entry.is_live() && !entry.has_expired(self.due_ms)).then_some(entry)
     }
 
     /// Returns true if a key exists; counts as a hit or miss.

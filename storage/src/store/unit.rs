@@ -7,6 +7,7 @@
 //! record stops ([`Fault::Unsettled`](super::Fault::Unsettled)), and runs again when they are.
 
 use super::Store;
+use crate::encoding::SourcePosition;
 use crate::value::Entry;
 
 /// State of the open unit.
@@ -18,6 +19,8 @@ pub(super) struct Unit {
     /// Number of dirty keys of the open round when the unit began.
     dirty: usize,
     moved: usize,
+    /// Position in the stream of another server when the unit began.
+    source: Option<SourcePosition>,
 }
 
 impl Unit {
@@ -40,12 +43,22 @@ impl Store {
         // 0 means that no unit is open.
         let last = self.unit.last.wrapping_add(1).max(1);
         let (dirty, moved) = (self.dirty.len(), self.moved.len());
-        self.unit = Unit { last, is_open: true, dirty, moved };
+        self.unit = Unit { last, is_open: true, dirty, moved, source: self.source.clone() };
     }
 
     /// Ends the unit: its changes belong to the open round.
     pub fn end_unit(&mut self) {
         self.unit.is_open = false;
+    }
+
+    /// Sets the position in the stream of another server: it is stored in the record with the unit's
+    /// changes. Without changes it is forgotten: it must not come into a later record, behind a
+    /// position that was stored meanwhile.
+    pub fn set_source(&mut self, source: SourcePosition) {
+        // A workspace opens no unit: without changes, nothing of it is stored.
+        if !self.unit.is_open || self.unit_has_changed() {
+            self.source = Some(source);
+        }
     }
 
     /// Returns true if the open unit has changes.
@@ -59,6 +72,7 @@ impl Store {
         self.end_unit();
         self.load_as_of(good);
         self.moved.truncate(self.unit.moved);
+        self.source = self.unit.source.take();
         let changed = self.dirty.split_off(self.unit.dirty.min(self.dirty.len()));
         for key in &changed {
             self.revert(key.db, &key.key, good);
@@ -105,6 +119,34 @@ mod tests {
         let mut entry = store.entry_mut(0, key)?;
         entry.value = Value::Str(Str::new(value));
         Ok(())
+    }
+
+    #[test]
+    fn a_position_is_sealed_with_the_changes_of_its_unit_and_never_later() {
+        let mut store = store();
+        let position = |serial| SourcePosition { serial, ..SourcePosition::default() };
+        let sealed = |store: &mut Store| {
+            let mut sealed = store.seal();
+            store.seal_source(&mut sealed);
+            sealed.source.map(|source| source.serial)
+        };
+        store.begin_unit();
+        store.set_source(position(1));
+        store.end_unit();
+        set(&mut store, b"other", b"1").unwrap();
+        assert_eq!(sealed(&mut store), None, "the unit has changed nothing");
+        store.begin_unit();
+        set(&mut store, b"key", b"1").unwrap();
+        store.set_source(position(2));
+        store.roll_back(1);
+        set(&mut store, b"other", b"2").unwrap();
+        assert_eq!(sealed(&mut store), None, "the unit was rolled back");
+        store.begin_unit();
+        set(&mut store, b"key", b"1").unwrap();
+        store.set_source(position(3));
+        store.end_unit();
+        assert_eq!(sealed(&mut store), Some(3));
+        assert_eq!(sealed(&mut store), None);
     }
 
     #[test]

@@ -138,7 +138,10 @@ impl World {
                             live.contains(generation)
                         }
                         Row::Element { version, .. } => versions.contains(version),
-                        Row::Dead { .. } | Row::Control { .. } | Row::Library { .. } => false,
+                        Row::Dead { .. }
+                        | Row::Control { .. }
+                        | Row::Library { .. }
+                        | Row::Source => false,
                     };
                     assert!(reachable, "{at}: garbage in shard {id}: {row:?}");
                 }

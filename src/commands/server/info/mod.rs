@@ -2,6 +2,7 @@
 
 mod listeners;
 mod own;
+mod replication;
 mod sections;
 
 use super::latency::times_of;
@@ -357,7 +358,7 @@ impl Page<'_> {
         let seconds = |time: std::time::Duration| time.as_secs().cast_signed();
         let status = if save.last_ok { "ok" } else { "err" };
         self.fields(&[
-            ("loading", &0),
+            ("loading", &u8::from(self.node.health.replica.is_loading())),
             ("async_loading", &0),
             ("current_cow_peak", &0),
             ("current_cow_size", &0),
@@ -484,23 +485,6 @@ impl Page<'_> {
         for name in ABSENT {
             self.field(name, 0);
         }
-    }
-
-    fn replication(&mut self) {
-        self.fields(&[
-            ("role", &"master"),
-            ("connected_slaves", &0),
-            ("replicas_waiting_psync", &0),
-            ("master_failover_state", &"no-failover"),
-            ("master_replid", &self.node.start.run_id),
-            ("master_replid2", &"0000000000000000000000000000000000000000"),
-            ("master_repl_offset", &0),
-            ("second_repl_offset", &-1),
-            ("repl_backlog_active", &0),
-            ("repl_backlog_size", &0),
-            ("repl_backlog_first_byte_offset", &0),
-            ("repl_backlog_histlen", &0),
-        ]);
     }
 
     fn cpu(&mut self) {

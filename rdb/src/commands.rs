@@ -1,8 +1,6 @@
-//! Sends a value that is too large for one command, in pieces.
+//! Commands that build a value which is too large for one RESTORE, piece by piece.
 
-use crate::cli::pipeline::{About, Expect, Pipeline};
-use anyhow::Result;
-use flagstone_rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
+use crate::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
 use flagstone_wire::num::format_f64;
 use std::collections::BTreeMap;
 
@@ -10,12 +8,39 @@ use std::collections::BTreeMap;
 const PIECE_ELEMENTS: usize = 1024;
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Sender of the parts of one value.
-pub(super) struct Large<'a> {
-    pipeline: &'a mut Pipeline,
+/// The expected reply to a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expect {
+    /// Anything but an error, or an array with one.
+    Any,
+    /// This integer.
+    Integer(i64),
+    /// A reply that confirms the command, which counts as done. With `may_exist`, an error that the
+    /// key or library exists counts as skipped.
+    Done { may_exist: bool },
+    /// An array; an empty one counts as skipped.
+    Some,
+    /// Any reply: the sender examines it.
+    Asked,
+}
+
+/// Receiver of commands.
+pub trait CommandSink {
+    type Error;
+
+    /// Takes a command and the reply that it should get.
+    ///
+    /// # Errors
+    /// The reason why no more commands are accepted.
+    fn command(&mut self, words: &[&[u8]], expect: Expect) -> Result<(), Self::Error>;
+}
+
+/// Writer of the commands that build one value from its parts.
+#[derive(Debug)]
+pub struct LargeValue<'a, S> {
+    sink: &'a mut S,
     key: &'a [u8],
     kind: Kind,
-    about: About,
     /// Time before which expiring fields are left out.
     drop_before_ms: i64,
     /// Words of the next command, and their bytes.
@@ -29,19 +54,14 @@ pub(super) struct Large<'a> {
     head: Option<StreamHead>,
 }
 
-impl<'a> Large<'a> {
-    pub(super) fn new(
-        pipeline: &'a mut Pipeline,
-        key: &'a [u8],
-        kind: Kind,
-        about: About,
-        drop_before_ms: i64,
-    ) -> Self {
-        Large {
-            pipeline,
+impl<'a, S: CommandSink> LargeValue<'a, S> {
+    /// Creates the writer of the value of a key. `drop_before_ms`: fields that expire before this
+    /// time are left out.
+    pub fn new(sink: &'a mut S, key: &'a [u8], kind: Kind, drop_before_ms: i64) -> Self {
+        LargeValue {
+            sink,
             key,
             kind,
-            about,
             drop_before_ms,
             words: Vec::new(),
             bytes: 0,
@@ -53,14 +73,14 @@ impl<'a> Large<'a> {
     }
 
     /// Sends a command on the key.
-    fn send(&mut self, name: &[u8], words: &[&[u8]], expect: Expect) -> Result<()> {
+    fn send(&mut self, name: &[u8], words: &[&[u8]], expect: Expect) -> Result<(), S::Error> {
         let mut command = vec![name, self.key];
         command.extend(words);
-        self.pipeline.send(&command, expect, self.about.clone())
+        self.sink.command(&command, expect)
     }
 
     /// Adds a complete element to the next command.
-    fn count_element(&mut self, words: impl IntoIterator<Item = Vec<u8>>) -> Result<()> {
+    fn count_element(&mut self, words: impl IntoIterator<Item = Vec<u8>>) -> Result<(), S::Error> {
         for word in words {
             self.bytes += word.len();
             self.words.push(word);
@@ -73,7 +93,7 @@ impl<'a> Large<'a> {
     }
 
     /// Sends the complete elements.
-    fn flush(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<(), S::Error> {
         let words = std::mem::take(&mut self.words);
         let elements = std::mem::take(&mut self.elements) as u64;
         self.bytes = 0;
@@ -96,7 +116,7 @@ impl<'a> Large<'a> {
         }
     }
 
-    fn expire_fields(&mut self) -> Result<()> {
+    fn expire_fields(&mut self) -> Result<(), S::Error> {
         for (expire_at_ms, names) in std::mem::take(&mut self.expiring) {
             let (at, count) = (expire_at_ms.to_string(), names.len().to_string());
             let mut words = vec![at.as_bytes(), b"FIELDS", count.as_bytes()];
@@ -106,12 +126,12 @@ impl<'a> Large<'a> {
         Ok(())
     }
 
-    fn text(&mut self, text: &[u8]) -> Result<()> {
+    fn text(&mut self, text: &[u8]) -> Result<(), S::Error> {
         self.sent += text.len() as u64;
         self.send(b"APPEND", &[text], Expect::Integer(self.sent.cast_signed()))
     }
 
-    fn node(&mut self, node: &StreamNode) -> Result<()> {
+    fn node(&mut self, node: &StreamNode) -> Result<(), S::Error> {
         for (id, fields, is_deleted) in &node.entries {
             if *is_deleted {
                 continue;
@@ -129,7 +149,7 @@ impl<'a> Large<'a> {
         Ok(())
     }
 
-    fn head(&mut self, head: StreamHead) -> Result<()> {
+    fn head(&mut self, head: StreamHead) -> Result<(), S::Error> {
         self.head = Some(head);
         if self.sent == 0 {
             // There is no other way to create a stream without entries and groups.
@@ -148,8 +168,7 @@ impl<'a> Large<'a> {
         self.send(b"XSETID", &words, Expect::Any)
     }
 
-    fn group(&mut self, group: &StreamGroup) -> Result<()> {
-        let about = self.about.clone();
+    fn group(&mut self, group: &StreamGroup) -> Result<(), S::Error> {
         let last_id = format_id(group.last_id);
         let read = self.entries_read(group).map(|read| read.to_string());
         let mut command = vec![&b"XGROUP"[..], b"CREATE", self.key, &group.name];
@@ -157,11 +176,11 @@ impl<'a> Large<'a> {
         if let Some(read) = &read {
             command.extend([&b"ENTRIESREAD"[..], read.as_bytes()]);
         }
-        self.pipeline.send(&command, Expect::Any, about.clone())?;
+        self.sink.command(&command, Expect::Any)?;
         for consumer in &group.consumers {
             let command =
                 [b"XGROUP", &b"CREATECONSUMER"[..], self.key, &group.name, &consumer.name];
-            self.pipeline.send(&command, Expect::Integer(1), about.clone())?;
+            self.sink.command(&command, Expect::Integer(1))?;
         }
         for entry in &group.pending {
             let Some(consumer) = group.consumers.get(entry.consumer) else { continue };
@@ -197,21 +216,24 @@ impl<'a> Large<'a> {
         }
     }
 
-    /// Sends the remaining elements, and the key's expiry.
-    pub(super) fn finish(&mut self, expire_at_ms: Option<i64>) -> Result<()> {
+    /// Writes the commands for the remaining elements, and for the key's expiry.
+    ///
+    /// # Errors
+    /// Those of the sink.
+    pub fn finish(&mut self, expire_at_ms: Option<i64>) -> Result<(), S::Error> {
         self.flush()?;
         if let Some(at_ms) = expire_at_ms {
             let at = at_ms.to_string();
             self.send(b"PEXPIREAT", &[at.as_bytes()], Expect::Any)?;
         }
-        self.pipeline.settle()
+        Ok(())
     }
 }
 
-impl Sink for Large<'_> {
-    type Error = anyhow::Error;
+impl<S: CommandSink> Sink for LargeValue<'_, S> {
+    type Error = S::Error;
 
-    fn part(&mut self, part: Part<'_>) -> Result<()> {
+    fn part(&mut self, part: Part<'_>) -> Result<(), S::Error> {
         match part {
             Part::Text(text) => self.text(text),
             Part::Element(element) => self.count_element([element.into_owned()]),

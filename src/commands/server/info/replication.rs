@@ -1,0 +1,92 @@
+//! The section `replication`.
+
+use super::Page;
+use crate::replica::{LinkState, LinkView, Primary};
+
+/// Replication id of nobody.
+const NO_ID: &str = "0000000000000000000000000000000000000000";
+
+impl Page<'_> {
+    /// Writes the section.
+    pub(super) fn replication(&mut self) {
+        let replica = &self.node.health.replica;
+        let link = replica.link().clone();
+        match &link.primary {
+            None => self.field("role", "master"),
+            Some(primary) => self.replica(primary, &link),
+        }
+        self.field("connected_slaves", 0);
+        let settings = self.worker.settings();
+        if settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0 {
+            self.field("min_slaves_good_slaves", 0);
+        }
+        let following = link.primary.is_some();
+        let stream_id = String::from_utf8_lossy(&link.position.id).into_owned();
+        let id = if following && !stream_id.is_empty() { stream_id } else { link.own_id };
+        let former = link.former.filter(|_| !following);
+        let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
+        let former_offset = former.as_ref().map(|former| former.offset);
+        let offset = if following { Some(replica.offset()) } else { former_offset };
+        self.fields(&[
+            ("replicas_waiting_psync", &0),
+            ("master_failover_state", &"no-failover"),
+            ("master_replid", &id),
+            ("master_replid2", &former_id.unwrap_or_else(|| NO_ID.to_owned())),
+            ("master_repl_offset", &offset.unwrap_or(0)),
+            // The offset of the first byte that the former primary had not sent.
+            ("second_repl_offset", &former_offset.map_or(-1, |end| end.cast_signed() + 1)),
+            ("repl_backlog_active", &0),
+            ("repl_backlog_size", &0),
+            ("repl_backlog_first_byte_offset", &0),
+            ("repl_backlog_histlen", &0),
+        ]);
+    }
+
+    /// Writes the fields of a replica.
+    fn replica(&mut self, primary: &Primary, link: &LinkView) {
+        let now_ms = self.node.clock.now_ms();
+        let settings = self.worker.settings();
+        let replica = &self.node.health.replica;
+        let is_up = replica.is_up();
+        let seconds_since = |ms: u64| {
+            if ms == 0 { -1 } else { (now_ms.saturating_sub(ms) / 1000).cast_signed() }
+        };
+        let offset = replica.offset();
+        let is_syncing = link.state == LinkState::Sync;
+        self.fields(&[
+            ("role", &"slave"),
+            ("master_host", &primary.host),
+            ("master_port", &primary.port),
+            ("master_link_status", &if is_up { "up" } else { "down" }),
+            ("master_last_io_seconds_ago", &if is_up { seconds_since(link.heard_ms) } else { -1 }),
+            ("master_sync_in_progress", &u8::from(is_syncing)),
+            ("slave_read_repl_offset", &offset),
+            ("slave_repl_offset", &offset),
+            ("replicas_repl_buffer_size", &0),
+            ("replicas_repl_buffer_peak", &0),
+        ]);
+        if is_syncing {
+            let (read, all) = link.sync_bytes;
+            let (total, left) = match all {
+                Some(all) => (all.cast_signed(), (all - read).cast_signed()),
+                None => (0, -read.cast_signed()),
+            };
+            let percent = all.map_or(0.0, |all| 100.0 * read as f64 / all.max(1) as f64);
+            self.fields(&[
+                ("master_sync_total_bytes", &total),
+                ("master_sync_read_bytes", &read),
+                ("master_sync_left_bytes", &left),
+                ("master_sync_perc", &format!("{percent:.2}")),
+                ("master_sync_last_io_seconds_ago", &seconds_since(link.heard_ms).max(0)),
+            ]);
+        }
+        if !is_up {
+            self.field("master_link_down_since_seconds", seconds_since(link.down_since_ms));
+        }
+        self.fields(&[
+            ("slave_priority", &settings.replica_priority),
+            ("slave_read_only", &u8::from(settings.replica_read_only)),
+            ("replica_announced", &1),
+        ]);
+    }
+}

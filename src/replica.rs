@@ -1,0 +1,285 @@
+//! State of this server as the replica of another one, as the gate, INFO and ROLE see it. The link
+//! that keeps it is `crate::replication`.
+
+use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::OwnedMutexGuard;
+
+/// Number of digits of a replication id.
+const ID_DIGITS: usize = 40;
+
+/// Returns a new id of 40 random hexadecimal digits.
+pub fn new_id() -> String {
+    let digit = |_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]);
+    (0..ID_DIGITS).map(digit).collect()
+}
+
+/// Address of the server whose data this one copies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Primary {
+    pub host: String,
+    pub port: u16,
+}
+
+impl Primary {
+    /// Reads the value of the directive `replicaof`.
+    pub fn parse(value: &str) -> Option<Self> {
+        let (host, port) = value.split_once(' ')?;
+        Some(Self { host: host.to_owned(), port: port.parse().ok()? })
+    }
+}
+
+impl fmt::Display for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.host, self.port)
+    }
+}
+
+/// State of the link to the primary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// There is no connection; one is tried again and again.
+    #[default]
+    Connect,
+    /// A connection is being made.
+    Connecting,
+    /// The servers introduce themselves, or the primary is asked for the stream.
+    Handshake,
+    /// The data set is received or loaded.
+    Sync,
+    /// The stream is applied as it comes.
+    Connected,
+}
+
+/// The stream that this server followed before it became a primary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerStream {
+    pub id: Box<[u8]>,
+    /// Number of its bytes that were applied.
+    pub offset: u64,
+}
+
+/// The link to a primary, as others see it.
+#[derive(Clone, Debug, Default)]
+pub struct LinkView {
+    /// The primary; `None` if this server is one itself.
+    pub primary: Option<Primary>,
+    pub state: LinkState,
+    /// Bytes of the data set that are received, and all of them, if that is known.
+    pub sync_bytes: (u64, Option<u64>),
+    /// Time at which the primary last sent something, and at which the link went down, in ms since
+    /// the Unix epoch; 0 if never.
+    pub heard_ms: u64,
+    pub down_since_ms: u64,
+    /// Position in the primary's stream that is stored.
+    pub position: SourcePosition,
+    /// Replication id of this server as a primary.
+    pub own_id: String,
+    pub former: Option<FormerStream>,
+}
+
+/// This server as a replica.
+#[derive(Debug, Default)]
+pub struct Replica {
+    link: Mutex<LinkView>,
+    /// Counts the changes of the primary: a link that has another number has to end.
+    epoch: AtomicU64,
+    /// Bits of what the gate asks for, 0 for a primary with all of its data.
+    state: AtomicU8,
+    is_up: AtomicBool,
+    /// Number of bytes of the stream that are applied.
+    offset: AtomicU64,
+    /// Full and partial synchronisations since the start.
+    pub syncs: SyncCounts,
+    /// Serialises what links do to the data: a former one may be at work still.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Numbers of synchronisations.
+#[derive(Debug, Default)]
+pub struct SyncCounts {
+    pub full: AtomicU64,
+    pub partial: AtomicU64,
+}
+
+/// Bit of a server that copies another one.
+const FOLLOWING: u8 = 1;
+/// Bit of a server that has a part of a primary's data set only.
+const PARTIAL: u8 = 2;
+
+impl Replica {
+    /// Creates the state of a server that stored this position before.
+    pub fn new(position: SourcePosition) -> Self {
+        let this = Self::default();
+        this.set_loading(position.extent == SourceExtent::Part);
+        this.offset.store(position.offset, Ordering::Relaxed);
+        let mut link = this.link();
+        link.position = position;
+        link.own_id = new_id();
+        drop(link);
+        this
+    }
+
+    /// Returns the link, locked.
+    pub fn link(&self) -> MutexGuard<'_, LinkView> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other link changes data.
+    pub async fn turn(&self) -> OwnedMutexGuard<()> {
+        self.turn.clone().lock_owned().await
+    }
+
+    fn set_bit(&self, bit: u8, is_set: bool) {
+        match is_set {
+            true => self.state.fetch_or(bit, Ordering::AcqRel),
+            false => self.state.fetch_and(!bit, Ordering::AcqRel),
+        };
+    }
+
+    fn has_bit(&self, bit: u8) -> bool {
+        self.state.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns true if this server copies no other one, and has all of its data.
+    #[inline]
+    pub fn is_plain_primary(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns true if this server copies another one.
+    #[inline]
+    pub fn is_following(&self) -> bool {
+        self.has_bit(FOLLOWING)
+    }
+
+    /// Returns true while the data set of the primary is loaded, of which a part is there.
+    pub fn is_loading(&self) -> bool {
+        self.has_bit(PARTIAL)
+    }
+
+    /// Returns true if the stream of the primary is applied as it comes.
+    pub fn is_up(&self) -> bool {
+        self.is_up.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of bytes of the stream that are applied.
+    pub fn offset(&self) -> u64 {
+        self.offset.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of the present primary.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Makes the link end, before another choice.
+    pub fn part(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Follows a primary. Returns the number of the choice.
+    pub fn follow(&self, primary: Primary) -> u64 {
+        let mut link = self.link();
+        self.set_bit(FOLLOWING, true);
+        link.primary = Some(primary);
+        (link.state, link.heard_ms, link.down_since_ms) = Default::default();
+        self.is_up.store(false, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Becomes a primary, with a new id. `former`: the stream that was followed.
+    pub fn promote(&self, former: SourcePosition) {
+        let mut link = self.link();
+        link.primary = None;
+        link.own_id = new_id();
+        let (id, offset) = (former.id, former.offset);
+        link.former = (!id.is_empty()).then_some(FormerStream { id, offset });
+        self.is_up.store(false, Ordering::Relaxed);
+        self.set_bit(FOLLOWING, false);
+    }
+
+    /// Notes the state of the link of a choice, which may be an older one.
+    pub fn set_state(&self, epoch: u64, state: LinkState, now_ms: u64) {
+        let mut link = self.link();
+        if self.epoch() != epoch {
+            return;
+        }
+        if state == LinkState::Connected || link.state == LinkState::Connected {
+            link.down_since_ms = if state == LinkState::Connected { 0 } else { now_ms };
+        }
+        link.state = state;
+        self.is_up.store(state == LinkState::Connected, Ordering::Relaxed);
+    }
+
+    /// Notes that a part of the data set is there only, or all of it again.
+    pub fn set_loading(&self, is_loading: bool) {
+        self.set_bit(PARTIAL, is_loading);
+    }
+
+    /// Notes a position that is reached, unless a later one is known.
+    pub fn reached(&self, position: SourcePosition) {
+        let mut link = self.link();
+        if position.serial <= link.position.serial {
+            return;
+        }
+        self.offset.store(position.offset, Ordering::Relaxed);
+        link.position = position;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_of_an_older_choice_changes_nothing() {
+        let replica = Replica::default();
+        let primary = Primary::parse("host 6379").unwrap();
+        let first = replica.follow(primary.clone());
+        replica.set_state(first, LinkState::Connected, 1);
+        assert!(replica.is_following() && replica.is_up());
+        replica.set_state(first, LinkState::Connect, 7);
+        assert_eq!(replica.link().down_since_ms, 7);
+        replica.part();
+        replica.promote(SourcePosition::default());
+        replica.set_state(first, LinkState::Connected, 8);
+        assert!(!replica.is_following() && !replica.is_up());
+        assert_eq!(replica.link().primary, None);
+        assert_eq!(primary.to_string(), "host 6379");
+    }
+
+    #[test]
+    fn a_position_never_goes_back() {
+        let position = |serial, offset| SourcePosition { serial, offset, ..Default::default() };
+        let replica = Replica::new(position(5, 100));
+        replica.reached(position(4, 90));
+        assert_eq!((replica.offset(), replica.link().position.serial), (100, 5));
+        replica.reached(position(6, 0));
+        assert_eq!((replica.offset(), replica.link().position.serial), (0, 6));
+    }
+
+    #[test]
+    fn a_promoted_server_has_a_new_id_and_names_the_former_stream() {
+        let id: Box<[u8]> = b"i".repeat(ID_DIGITS).into();
+        let position = SourcePosition { serial: 1, offset: 9, id, ..Default::default() };
+        let replica = Replica::new(position.clone());
+        let own = replica.link().own_id.clone();
+        replica.follow(Primary::parse("host 1").unwrap());
+        replica.promote(position.clone());
+        let link = replica.link();
+        assert_ne!(link.own_id, own);
+        assert_eq!(link.former, Some(FormerStream { id: position.id, offset: 9 }));
+    }
+
+    #[test]
+    fn a_part_of_a_data_set_is_no_plain_primary() {
+        let part = SourcePosition { extent: SourceExtent::Part, ..Default::default() };
+        let replica = Replica::new(part);
+        assert!(replica.is_loading() && !replica.is_following() && !replica.is_plain_primary());
+        replica.set_loading(false);
+        assert!(replica.is_plain_primary());
+    }
+}

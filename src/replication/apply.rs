@@ -1,0 +1,271 @@
+//! Runs the primary's commands on this server.
+
+use super::stream::Batch;
+use crate::clients::Client;
+use crate::command::{Command, Request, registry};
+use crate::node::Node;
+use crate::routing::{self, Call, CallStop};
+use crate::session::Session;
+use crate::transaction::{CommandsOrigin, Transaction, runs_in_unit};
+use crate::transport::PeerAddr;
+use crate::worker::{Peers, Worker, refusal};
+use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use flagstone_wire::resp::{Args, OwnedArgs, Reply};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Worker that coordinates the commands of the stream.
+const COORDINATOR: usize = 0;
+
+/// Reason why a link does nothing any more.
+const OUTDATED: &str = "another primary was chosen";
+
+/// A command, with the database that is selected for it.
+#[derive(Debug)]
+pub(super) struct StreamCommand {
+    pub(super) db: u32,
+    pub(super) args: OwnedArgs,
+}
+
+impl StreamCommand {
+    pub(super) fn new(db: u32, words: &[&[u8]]) -> Self {
+        let mut args = OwnedArgs::default();
+        words.iter().for_each(|word| args.push(word));
+        Self { db, args }
+    }
+}
+
+/// Applies commands, and stores the position that they reach.
+#[derive(Clone)]
+pub(super) struct Applier {
+    pub(super) node: Arc<Node>,
+    peers: Arc<Peers>,
+}
+
+impl Applier {
+    pub(super) fn new(node: &Arc<Node>, peers: &Arc<Peers>) -> Self {
+        Self { node: node.clone(), peers: peers.clone() }
+    }
+
+    /// Runs a job on the coordinator, after those of all former links, and before any later one, even
+    /// if the caller gives up waiting for it. `epoch`: the choice of a primary that it belongs to.
+    async fn on_coordinator<T, F, Fut>(&self, epoch: Option<u64>, job: F) -> Result<T, String>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Worker>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, String>> + 'static,
+    {
+        let replica = &self.node.health.replica;
+        let turn = replica.turn().await;
+        if epoch.is_some_and(|epoch| replica.epoch() != epoch) {
+            return Err(OUTDATED.to_owned());
+        }
+        let job = move |worker| async move {
+            let done = job(worker).await;
+            drop(turn);
+            done
+        };
+        let done = self.peers.on_worker(COORDINATOR, false, job).await;
+        done.unwrap_or_else(|_| Err("a worker is gone".to_owned()))
+    }
+
+    /// Applies a batch as one unit.
+    ///
+    /// # Errors
+    /// Returns the reason if it could not be stored: nothing of it is applied, except commands that
+    /// are no part of a unit.
+    pub(super) async fn apply(&self, epoch: u64, batch: Batch) -> Result<(), String> {
+        let Batch { commands, reached } = batch;
+        self.on_coordinator(Some(epoch), |worker| async move {
+            // They may be applied again after a crash, but they are never left out.
+            let has_others = run_others(&worker, &commands, Errors::Logged).await?;
+            let origin = CommandsOrigin::Stream(reached.clone());
+            if !run_unit(&worker, &commands, &origin).await? && has_others {
+                return store_position(&worker, reached).await;
+            }
+            // If nothing was changed, nothing was stored either.
+            worker.node.health.replica.reached(reached);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Runs commands of the data set that is loaded: they reach no position.
+    ///
+    /// # Errors
+    /// Returns the reason if one of them fails.
+    pub(super) async fn load(
+        &self,
+        epoch: Option<u64>,
+        commands: Vec<StreamCommand>,
+    ) -> Result<(), String> {
+        self.on_coordinator(epoch, |worker| async move {
+            run_others(&worker, &commands, Errors::Stop).await?;
+            run_unit(&worker, &commands, &CommandsOrigin::DataSet).await.map(drop)
+        })
+        .await
+    }
+
+    /// Returns the stored position, after all that former links have begun.
+    pub(super) async fn position(&self, epoch: u64) -> Result<SourcePosition, String> {
+        self.on_coordinator(Some(epoch), |worker| async move {
+            Ok(worker.node.health.replica.link().position.clone())
+        })
+        .await
+    }
+
+    /// Stores that the data is that of no stream any more, and whether it is a part of one only.
+    pub(super) async fn forget_position(
+        &self,
+        epoch: Option<u64>,
+        extent: SourceExtent,
+    ) -> Result<(), String> {
+        self.on_coordinator(epoch, move |worker| async move {
+            let serial = worker.node.health.replica.link().position.serial + 1;
+            let position = SourcePosition { serial, extent, ..SourcePosition::default() };
+            store_position(&worker, position).await
+        })
+        .await
+    }
+
+    /// Stores a position by itself.
+    pub(super) async fn put_position(
+        &self,
+        epoch: u64,
+        position: SourcePosition,
+    ) -> Result<(), String> {
+        self.on_coordinator(
+            Some(epoch),
+            |worker| async move { store_position(&worker, position).await },
+        )
+        .await
+    }
+
+    /// Deletes the part of a data set that was loaded when that failed, if there is one.
+    pub(super) async fn clear_part(&self, epoch: Option<u64>) -> Result<(), String> {
+        let replica = &self.node.health.replica;
+        if !replica.is_loading() {
+            return Ok(());
+        }
+        self.clear(epoch).await?;
+        self.forget_position(epoch, SourceExtent::Whole).await?;
+        replica.set_loading(false);
+        tracing::warn!("what was loaded of the primary's data set is deleted: it was a part");
+        Ok(())
+    }
+
+    /// Deletes all keys and libraries.
+    pub(super) async fn clear(&self, epoch: Option<u64>) -> Result<(), String> {
+        for words in [&[&b"FLUSHALL"[..]][..], &[b"FUNCTION", b"FLUSH"]] {
+            self.load(epoch, vec![StreamCommand::new(0, words)]).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn store_position(worker: &Worker, position: SourcePosition) -> Result<(), String> {
+    let now_ms = worker.node.clock.now_ms();
+    let lsn = worker.partition.borrow_mut().put_source(now_ms, &position);
+    let lsn = lsn.map_err(|error| refusal(&error).text)?;
+    worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.text)?;
+    worker.node.health.replica.reached(position);
+    Ok(())
+}
+
+/// Runs those of the commands that are part of a unit, as one. Returns false if there are none.
+async fn run_unit(
+    worker: &Rc<Worker>,
+    commands: &[StreamCommand],
+    origin: &CommandsOrigin,
+) -> Result<bool, String> {
+    let mut unit = Transaction::of_server(origin);
+    for (command, db, args) in admitted(commands) {
+        if runs_in_unit(command) {
+            unit.select(db);
+            unit.push(command, command.spec.flags, args, None);
+        }
+    }
+    if unit.commands().is_empty() {
+        return Ok(false);
+    }
+    let exec = registry::declared("exec").ok_or("there is no command for transactions")?;
+    let request = Request { sees_expired: true, ..Request::of_nobody(0) };
+    let ran = routing::run(worker, exec, unit.args(), request).await;
+    if ran.outcome.is_error() {
+        return Err(String::from_utf8_lossy(ran.reply.as_bytes()).trim().to_owned());
+    }
+    Ok(true)
+}
+
+/// Treatment of the errors of commands that are no part of a unit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Errors {
+    /// Such a command may have been applied before a crash, and fails when it comes again.
+    Logged,
+    Stop,
+}
+
+/// Runs those of the commands that are no part of a unit. Returns true if there are any.
+async fn run_others(
+    worker: &Rc<Worker>,
+    commands: &[StreamCommand],
+    errors: Errors,
+) -> Result<bool, String> {
+    let mut any = false;
+    for (command, db, args) in admitted(commands).filter(|(other, ..)| !runs_in_unit(other)) {
+        any = true;
+        match run_alone(worker, command, db, args).await {
+            Ok(()) => {}
+            Err(CallStop::Unstored(error)) => return Err(error.text),
+            Err(CallStop::Error(text)) if errors == Errors::Logged => {
+                let reason = String::from_utf8_lossy(&text).into_owned();
+                tracing::error!(
+                    command = command.full_name,
+                    %reason,
+                    "a command of the primary has failed here"
+                );
+            }
+            Err(CallStop::Error(text)) => {
+                let reason = String::from_utf8_lossy(&text);
+                return Err(format!("{}: {reason}", command.full_name));
+            }
+            Err(CallStop::Close) => return Err("a command has ended its session".to_owned()),
+        }
+    }
+    Ok(any)
+}
+
+/// Runs a command in a session of its own, of a user who may do everything.
+async fn run_alone(
+    worker: &Rc<Worker>,
+    command: &'static Command,
+    db: u32,
+    args: Args<'_>,
+) -> Result<(), CallStop> {
+    let addr = || PeerAddr::Unix("".into());
+    let node = &worker.node;
+    let client = Client::new(0, (addr(), addr()), -1, worker.id, node.clock.now_ms());
+    let account = node.accounts.default_account().clone();
+    let mut session = Session::new(Arc::new(client), account, true);
+    (session.db, session.in_exec) = (db, true);
+    let mut out = Reply::default();
+    let mut call = Call { session: &mut session, node, worker, out: &mut out };
+    match routing::handlers(command).wait {
+        Some(handler) => handler(&mut call, args).await,
+        None => routing::run_on_session(command, &mut call, args),
+    }
+}
+
+/// Returns the commands that this server knows in this form, with their databases and arguments.
+fn admitted(commands: &[StreamCommand]) -> impl Iterator<Item = (&'static Command, u32, Args<'_>)> {
+    commands.iter().filter_map(|StreamCommand { db, args }| {
+        let args = args.args();
+        Some((known(args)?, *db, args))
+    })
+}
+
+/// Returns the command that the arguments name, if they may be its arguments.
+pub(super) fn known(args: Args<'_>) -> Option<&'static Command> {
+    registry::resolve_declared(args).filter(|command| command.spec.arity_allows(args.len()))
+}

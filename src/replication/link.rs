@@ -1,0 +1,305 @@
+//! The link to the primary: asks for its stream, follows it, and begins again when it ends.
+
+use super::apply::Applier;
+use super::stream::StreamSplitter;
+use super::wire::{PrimaryWire, READ};
+use super::{load, receive};
+use crate::config::Settings;
+use crate::replica::{LinkState, Primary, Replica};
+use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use std::convert::Infallible;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+
+/// Interval between two tries to connect, and of messages to the primary.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Maximum interval between two tries: it doubles while data sets fail, as each costs the primary a
+/// copy of its data.
+const MAX_PAUSE: Duration = Duration::from_secs(32);
+
+/// File that receives the data set, in the data directory.
+const SYNC_FILE: &str = "replica-sync.rdb";
+
+/// Follows a primary until another one, or none, is chosen, or the server ends.
+pub(super) async fn run(applier: Applier, primary: Primary, epoch: u64) {
+    let mut link = PrimaryLink { applier, primary, epoch, told: String::new(), is_costly: false };
+    let mut pause = SECOND;
+    while link.is_wanted() {
+        let Err(reason) = link.follow().await;
+        link.set_state(LinkState::Connect);
+        if !link.is_wanted() {
+            return;
+        }
+        // A primary that is away is one line in the log, not one each second.
+        if reason != link.told {
+            tracing::warn!(primary = %link.primary, %reason, "the link to the primary is down");
+            link.told = reason;
+        }
+        pause = if link.is_costly { (2 * pause).min(MAX_PAUSE) } else { SECOND };
+        sleep(pause).await;
+    }
+}
+
+/// A message to the primary while this server is at work.
+enum Beat {
+    /// An empty line: this server is alive.
+    Alive,
+    /// The position that is applied.
+    Position,
+}
+
+struct PrimaryLink {
+    applier: Applier,
+    primary: Primary,
+    epoch: u64,
+    /// Reason for which the link was down last, and was logged.
+    told: String,
+    /// True while the primary sends what this server then cannot use: a data set, or a part of the
+    /// stream.
+    is_costly: bool,
+}
+
+impl PrimaryLink {
+    fn replica(&self) -> &Replica {
+        &self.applier.node.health.replica
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.replica().epoch() == self.epoch && !self.applier.node.ending.is_ending()
+    }
+
+    fn set_state(&self, state: LinkState) {
+        self.replica().set_state(self.epoch, state, self.applier.node.clock.now_ms());
+    }
+
+    fn settings(&self) -> Arc<Settings> {
+        self.applier.node.config.settings()
+    }
+
+    /// Connects, and applies the stream until the link breaks; returns the reason.
+    async fn follow(&mut self) -> Result<Infallible, String> {
+        self.is_costly = false;
+        self.applier.clear_part(Some(self.epoch)).await?;
+        self.set_state(LinkState::Connecting);
+        let settings = self.settings();
+        let mut wire = PrimaryWire::connect(&self.primary, &settings).await?;
+        self.set_state(LinkState::Handshake);
+        greet(&mut wire, &settings).await?;
+        let position = self.ask_for_stream(&mut wire).await?;
+        self.apply_stream(wire, position).await
+    }
+
+    /// Asks for the stream from the stored position on, and loads the data set if the primary cannot
+    /// continue there. Returns the position at which the stream begins.
+    async fn ask_for_stream(&mut self, wire: &mut PrimaryWire) -> Result<SourcePosition, String> {
+        // A batch of a former link may be at work still.
+        let stored = self.applier.position(self.epoch).await?;
+        let from = (stored.offset + 1).to_string();
+        let asked: [&[u8]; 3] = match stored.id.is_empty() {
+            true => [b"PSYNC", b"?", b"-1"],
+            false => [b"PSYNC", &stored.id, from.as_bytes()],
+        };
+        let reply = wire.ask(&asked).await?;
+        let mut words = reply.split_ascii_whitespace();
+        match (words.next(), words.next(), words.next()) {
+            (Some("+CONTINUE"), id, None) if !stored.id.is_empty() => {
+                self.replica().syncs.partial.fetch_add(1, Ordering::Relaxed);
+                match id.map(str::as_bytes) {
+                    Some(id) if *id != *stored.id => self.rename_stream(stored, id).await,
+                    _ => Ok(stored),
+                }
+            }
+            (Some("+FULLRESYNC"), Some(id), Some(offset)) => {
+                let offset =
+                    offset.parse().map_err(|_| format!("a malformed offset: {reply:?}"))?;
+                self.load_data_set(wire, id.as_bytes().into(), offset).await
+            }
+            _ => Err(format!("it answers PSYNC with {reply:?}")),
+        }
+    }
+
+    /// Stores the new id of the stream: the primary is another one since the last contact.
+    async fn rename_stream(
+        &self,
+        stored: SourcePosition,
+        id: &[u8],
+    ) -> Result<SourcePosition, String> {
+        let renamed = SourcePosition { serial: stored.serial + 1, id: id.into(), ..stored };
+        self.applier.put_position(self.epoch, renamed.clone()).await?;
+        Ok(renamed)
+    }
+
+    async fn load_data_set(
+        &mut self,
+        wire: &mut PrimaryWire,
+        id: Box<[u8]>,
+        offset: u64,
+    ) -> Result<SourcePosition, String> {
+        self.set_state(LinkState::Sync);
+        self.is_costly = true;
+        tracing::info!(primary = %self.primary, "the data set is received");
+        let path = self.settings().dir.join(SYNC_FILE);
+        let _remove = RemovedFile(path.clone());
+        receive::receive(wire, self.replica(), &path).await?;
+        tracing::info!(primary = %self.primary, "the data set is loaded");
+        let loading = load::load(&self.applier, self.epoch, &path);
+        let (loaded, beaten) = self.beating(wire, Beat::Alive, &mut beats(), loading).await;
+        let loaded = match loaded {
+            Ok(loaded) => loaded,
+            Err(reason) => {
+                // Nothing may show a part of the data; if this fails, the next try begins with it.
+                let cleared = self.applier.clear_part(Some(self.epoch)).await;
+                return Err(cleared.err().map_or(reason.clone(), |e| format!("{reason}; {e}")));
+            }
+        };
+        let serial = self.replica().link().position.serial + 1;
+        let extent = SourceExtent::Whole;
+        let position = SourcePosition { serial, offset, db: loaded.db, extent, id };
+        self.applier.put_position(self.epoch, position.clone()).await?;
+        self.replica().set_loading(false);
+        self.replica().syncs.full.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(primary = %self.primary, offset, keys = loaded.keys, "the data set is there");
+        wire.listen_again();
+        self.is_costly = false;
+        beaten.map(|()| position)
+    }
+
+    /// Waits for a future, and sends the primary a message each second meanwhile. The future is never
+    /// given up: what it has begun goes on in any case. Returns its result, and that of the messages.
+    async fn beating<T>(
+        &self,
+        wire: &mut PrimaryWire,
+        beat: Beat,
+        beats: &mut Interval,
+        future: impl Future<Output = T>,
+    ) -> (T, Result<(), String>) {
+        let mut future = pin!(future);
+        let mut beaten = Ok(());
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut future => return (done, beaten),
+                _ = beats.tick(), if beaten.is_ok() => {
+                    beaten = match beat {
+                        Beat::Alive => wire.send(b"\n").await,
+                        Beat::Position => wire.acknowledge(self.replica().offset()).await,
+                    };
+                }
+            }
+        }
+    }
+
+    async fn apply_stream(
+        &mut self,
+        mut wire: PrimaryWire,
+        position: SourcePosition,
+    ) -> Result<Infallible, String> {
+        let settings = self.settings();
+        let max_bulk = settings.data.proto_max_bulk_len;
+        tracing::debug!(primary = %self.primary, offset = position.offset, "the stream begins");
+        let mut splitter = StreamSplitter::new(position, settings.databases, max_bulk);
+        self.set_state(LinkState::Connected);
+        let mut beats = beats();
+        loop {
+            splitter.take(&mut wire.buf)?;
+            let batch = splitter.batch();
+            let is_empty = batch.as_ref().is_none_or(|batch| batch.commands.is_empty());
+            if let Some(batch) = batch {
+                let applying = self.applier.apply(self.epoch, batch);
+                let (applied, beaten) =
+                    self.beating(&mut wire, Beat::Position, &mut beats, applying).await;
+                self.is_costly = applied.is_err();
+                applied?;
+                beaten?;
+                if !std::mem::take(&mut self.told).is_empty() {
+                    tracing::info!(primary = %self.primary, "the link to the primary is up again");
+                }
+            }
+            if splitter.take_asked() {
+                wire.acknowledge(self.replica().offset()).await?;
+            }
+            if !is_empty {
+                // More whole commands may be in the buffer.
+                continue;
+            }
+            tokio::select! {
+                biased;
+                read = wire.read(READ) => {
+                    read?;
+                    self.replica().link().heard_ms = self.applier.node.clock.now_ms();
+                }
+                _ = beats.tick() => {
+                    wire.limit = Duration::from_secs(self.settings().repl_timeout_seconds);
+                    wire.check_alive()?;
+                    wire.acknowledge(self.replica().offset()).await?;
+                }
+            }
+            if !self.is_wanted() {
+                return Err("another primary was chosen".to_owned());
+            }
+        }
+    }
+}
+
+/// Returns ticks of a second, the first one at once.
+fn beats() -> Interval {
+    let mut beats = interval(SECOND);
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    beats
+}
+
+/// Introduces this server to a primary.
+async fn greet(wire: &mut PrimaryWire, settings: &Settings) -> Result<(), String> {
+    let reply = wire.ask(&[b"PING"]).await?;
+    let wants_password = ["-NOAUTH", "-NOPERM", "-ERR operation not permitted"];
+    if !reply.starts_with('+') && !wants_password.iter().any(|text| reply.starts_with(text)) {
+        return Err(format!("it answers PING with {reply:?}"));
+    }
+    if let Some(password) = &settings.primaryauth {
+        let mut login = vec![&b"AUTH"[..]];
+        login.extend(settings.primaryuser.as_ref().map(|user| user.as_bytes()));
+        login.push(password.as_bytes());
+        let reply = wire.ask(&login).await?;
+        if !reply.starts_with('+') {
+            return Err(format!("it refuses the login: {reply:?}"));
+        }
+    }
+    let port = match settings.replica_announce_port {
+        0 if settings.tls_replication && settings.tls_port != 0 => settings.tls_port,
+        0 => settings.port,
+        port => port,
+    };
+    let port = port.to_string();
+    let mut told: Vec<Vec<&[u8]>> = vec![vec![b"listening-port", port.as_bytes()]];
+    if let Some(ip) = &settings.replica_announce_ip {
+        told.push(vec![b"ip-address", ip.as_bytes()]);
+    }
+    told.push(vec![b"capa", b"eof", b"capa", b"psync2"]);
+    for words in told {
+        let reply = wire.ask(&[&[&b"REPLCONF"[..]], &words[..]].concat()).await?;
+        if reply.starts_with("-NOAUTH") || reply.starts_with("-NOPERM") {
+            return Err(format!("it wants a password (primaryauth, primaryuser): {reply:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// A file that is removed at the end.
+struct RemovedFile(PathBuf);
+
+impl Drop for RemovedFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Removes the file of a data set that a killed process has left.
+pub(super) fn remove_left_over(settings: &Settings) {
+    drop(RemovedFile(settings.dir.join(SYNC_FILE)));
+}

@@ -1,0 +1,91 @@
+//! This server as the replica of another one (REPLICAOF), of Redis, Valkey or its own kind.
+//!
+//! A task on the background runtime, the link (`link.rs`), connects to the primary (`wire.rs`) and
+//! asks for its stream from the stored position on. If the primary cannot continue there, it sends
+//! its whole data set, which is received into a file (`receive.rs`), and loaded once it is complete
+//! (`load.rs`). The commands of the stream are gathered into batches (`stream.rs`). A batch runs as
+//! one unit on any workers (`apply.rs`), and its record in the journal has the position that it
+//! reaches: so after any crash each command has been applied once.
+//!
+//! The position becomes void before anything else may write: at a start without `replicaof`, at
+//! REPLICAOF NO ONE, and before a data set is loaded. While one is loaded, the stored position says
+//! that the data is a part: if the process ends meanwhile, the next start deletes it before it
+//! serves anybody. See RFC 13.
+
+mod apply;
+mod link;
+mod load;
+mod receive;
+mod stream;
+mod wire;
+
+use crate::clients::Cancel;
+use crate::node::Node;
+use crate::replica::Primary;
+use crate::worker::Peers;
+use apply::Applier;
+use flagstone_storage::encoding::SourceExtent;
+use std::sync::Arc;
+
+/// Follows a primary from now on.
+pub fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
+    let was_following = node.health.replica.is_following();
+    tracing::info!(%primary, "this server is a replica from now on");
+    let epoch = node.health.replica.follow(primary.clone());
+    if !was_following {
+        // A client that waits to write would be served by the primary's commands. One that begins to
+        // wait now is refused when it would be served.
+        for client in node.clients.all() {
+            client.unblock(Cancel::Demoted);
+        }
+    }
+    node.background.spawn(link::run(Applier::new(node, peers), primary, epoch));
+}
+
+/// Becomes a primary.
+///
+/// # Errors
+/// Returns the reason if that cannot be stored: the server then follows its primary as before.
+pub async fn promote(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
+    let replica = &node.health.replica;
+    let (primary, former) = {
+        let link = replica.link();
+        (link.primary.clone(), link.position.clone())
+    };
+    let Some(primary) = primary else { return Ok(()) };
+    let applier = Applier::new(node, peers);
+    replica.part();
+    // The batch that is under way is the last one. The position is void before others may write.
+    let parted = match applier.clear_part(None).await {
+        Ok(()) => applier.forget_position(None, SourceExtent::Whole).await,
+        Err(reason) => Err(reason),
+    };
+    if let Err(reason) = parted {
+        follow(node, peers, primary);
+        return Err(format!("ERR this server cannot become a primary: {reason}"));
+    }
+    replica.promote(former);
+    tracing::info!("this server is a primary from now on");
+    Ok(())
+}
+
+/// Begins as the configuration says: follows its primary, if it names one. Deletes a part of a data
+/// set that a killed process has left.
+///
+/// # Errors
+/// Returns the reason if the data cannot be put in order.
+pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
+    let settings = node.config.settings();
+    let applier = Applier::new(node, peers);
+    link::remove_left_over(&settings);
+    applier.clear_part(None).await?;
+    if settings.cluster_enabled && settings.replicaof.is_some() {
+        return Err("replicaof directive not allowed in cluster mode".to_owned());
+    }
+    match settings.replicaof.as_deref().and_then(Primary::parse) {
+        Some(primary) => follow(node, peers, primary),
+        None if node.health.replica.link().position.id.is_empty() => {}
+        None => applier.forget_position(None, SourceExtent::Whole).await?,
+    }
+    Ok(())
+}

@@ -1,0 +1,310 @@
+//! Splits the primary's stream into batches of commands.
+
+use super::apply::{StreamCommand, known};
+use crate::transaction::runs_in_unit;
+use bytes::{Buf, BytesMut};
+use flagstone_storage::encoding::SourcePosition;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Limits, Parsed, Parser};
+use std::collections::BTreeSet;
+
+/// Number of commands, and of their bytes, from which on a batch takes no more. A transaction of the
+/// primary is never divided.
+const BATCH_COMMANDS: usize = 512;
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Maximum size of a transaction of the primary in bytes, as it is held in memory.
+const MAX_TRANSACTION_BYTES: usize = 1 << 30;
+
+/// Maximum number of unknown commands whose names are logged.
+const MAX_UNKNOWN: usize = 64;
+
+/// Commands that are applied as one, with the position that they reach.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) commands: Vec<StreamCommand>,
+    pub(super) reached: SourcePosition,
+}
+
+/// Commands, and their memory.
+#[derive(Debug, Default)]
+struct Gathered {
+    commands: Vec<StreamCommand>,
+    bytes: usize,
+}
+
+impl Gathered {
+    fn push(&mut self, command: StreamCommand) {
+        self.bytes += command.args.memory();
+        self.commands.push(command);
+    }
+
+    fn is_full(&self) -> bool {
+        self.commands.len() >= BATCH_COMMANDS || self.bytes >= BATCH_BYTES
+    }
+}
+
+/// The stream from a position on.
+#[derive(Debug)]
+pub(super) struct StreamSplitter {
+    parser: Parser,
+    limits: Limits,
+    /// Number of databases of this server.
+    databases: u32,
+    /// Position behind the last command that was parsed.
+    parsed: SourcePosition,
+    /// Position behind the last one of `gathered`.
+    gathered_to: SourcePosition,
+    gathered: Gathered,
+    /// Commands since the primary's MULTI.
+    transaction: Option<Gathered>,
+    /// Bytes of the stream up to the end of the last batch.
+    batched: u64,
+    /// True if the gathered commands are a batch by themselves.
+    ends: bool,
+    /// True if the primary has asked for the position.
+    is_asked: bool,
+    /// Names of commands that are not known here, and were logged.
+    unknown: BTreeSet<String>,
+}
+
+impl StreamSplitter {
+    pub(super) fn new(position: SourcePosition, databases: u32, max_bulk: usize) -> Self {
+        Self {
+            parser: Parser::new(),
+            limits: Limits { max_bulk, ..Limits::default() },
+            databases,
+            batched: position.offset,
+            gathered_to: position.clone(),
+            parsed: position,
+            gathered: Gathered::default(),
+            transaction: None,
+            ends: false,
+            is_asked: false,
+            unknown: BTreeSet::new(),
+        }
+    }
+
+    /// Takes whole commands from the front of the buffer, until there are enough for a batch.
+    ///
+    /// # Errors
+    /// Returns the reason why the stream cannot be followed any further.
+    pub(super) fn take(&mut self, buf: &mut BytesMut) -> Result<(), String> {
+        while !self.is_full() {
+            let parsed = self.parser.parse(buf, &self.limits).map_err(|error| error.to_string())?;
+            let consumed = match parsed {
+                Parsed::Incomplete { .. } => return Ok(()),
+                Parsed::Empty => self.parser.consumed(),
+                Parsed::Command => {
+                    let parser = std::mem::take(&mut self.parser);
+                    let taken = self.command(parser.args(buf), parser.consumed());
+                    self.parser = parser;
+                    if !taken? {
+                        // It begins the next batch; the parser reads it again.
+                        self.parser = Parser::new();
+                        return Ok(());
+                    }
+                    self.parser.consumed()
+                }
+            };
+            self.parsed.offset += consumed as u64;
+            buf.advance(consumed);
+            if self.transaction.is_none() {
+                (self.gathered_to.offset, self.gathered_to.db) =
+                    (self.parsed.offset, self.parsed.db);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.ends || (self.transaction.is_none() && self.gathered.is_full())
+    }
+
+    /// Takes a command; returns false if it has to begin a batch.
+    fn command(&mut self, args: Args<'_>, bytes: usize) -> Result<bool, String> {
+        let name = args.get(0).unwrap_or_default().to_ascii_uppercase();
+        match name.as_slice() {
+            b"PING" => {}
+            b"SELECT" => self.select(args)?,
+            b"MULTI" => self.transaction = Some(Gathered::default()),
+            b"EXEC" => {
+                let transaction = self.transaction.take().unwrap_or_default();
+                transaction.commands.into_iter().for_each(|one| self.gathered.push(one));
+            }
+            b"REPLCONF" => {
+                self.is_asked |=
+                    args.get(1).is_some_and(|word| word.eq_ignore_ascii_case(b"getack"));
+            }
+            _ => return self.gather(args, bytes),
+        }
+        Ok(true)
+    }
+
+    fn select(&mut self, args: Args<'_>) -> Result<(), String> {
+        let number = args.get(1).and_then(parse_i64).and_then(|number| u32::try_from(number).ok());
+        let number = number.ok_or("the primary selects a malformed database")?;
+        if number >= self.databases {
+            return Err(format!(
+                "the primary has a database {number}, this server has {}: raise `databases`",
+                self.databases
+            ));
+        }
+        self.parsed.db = number;
+        Ok(())
+    }
+
+    fn gather(&mut self, args: Args<'_>, bytes: usize) -> Result<bool, String> {
+        let command = StreamCommand { db: self.parsed.db, args: args.into() };
+        if let Some(transaction) = &mut self.transaction {
+            transaction.push(command);
+            return match transaction.bytes {
+                ..=MAX_TRANSACTION_BYTES => Ok(true),
+                _ => Err("a transaction of the primary is too large".to_owned()),
+            };
+        }
+        let declared = known(args);
+        if declared.is_none() {
+            self.tell_unknown(args);
+        }
+        let is_part = declared.is_none_or(runs_in_unit);
+        let is_first = self.gathered.commands.is_empty();
+        if !is_first && (!is_part || self.gathered.bytes + bytes > BATCH_BYTES) {
+            self.ends = true;
+            return Ok(false);
+        }
+        // A command that is no part of a unit is a batch by itself.
+        self.ends = !is_part;
+        self.gathered.push(command);
+        Ok(true)
+    }
+
+    /// Logs a command that this server does not know in this form; each name once.
+    fn tell_unknown(&mut self, args: Args<'_>) {
+        let name = String::from_utf8_lossy(args.get(0).unwrap_or_default()).into_owned();
+        if self.unknown.len() < MAX_UNKNOWN && self.unknown.insert(name.clone()) {
+            tracing::error!(%name, "the primary sends a command that is not known here: it is left out");
+        }
+    }
+
+    /// Returns what was gathered, if the position has advanced.
+    pub(super) fn batch(&mut self) -> Option<Batch> {
+        self.ends = false;
+        let Gathered { commands, .. } = std::mem::take(&mut self.gathered);
+        if self.gathered_to.offset == self.batched {
+            return None;
+        }
+        self.batched = self.gathered_to.offset;
+        let serial = self.parsed.serial + 1;
+        self.parsed.serial = serial;
+        self.gathered_to.serial = serial;
+        Some(Batch { commands, reached: self.gathered_to.clone() })
+    }
+
+    /// Returns true if the primary has asked for the position since the last call.
+    pub(super) fn take_asked(&mut self) -> bool {
+        std::mem::take(&mut self.is_asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn splitter() -> StreamSplitter {
+        let id = b"i".repeat(40).into();
+        let position = SourcePosition { serial: 4, offset: 100, id, ..Default::default() };
+        StreamSplitter::new(position, 16, 1 << 20)
+    }
+
+    fn shown(batch: &Batch) -> String {
+        let words = |command: &StreamCommand| {
+            let words = command.args.args();
+            let words = words.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
+            format!("{}:{words}", command.db)
+        };
+        batch.commands.iter().map(words).collect::<Vec<_>>().join(", ")
+    }
+
+    fn input(commands: &[&str]) -> BytesMut {
+        let mut out = flagstone_wire::resp::Reply::default();
+        for command in commands {
+            let words: Vec<&str> = command.split(' ').collect();
+            out.array(words.len());
+            words.iter().for_each(|word| out.bulk(word.as_bytes()));
+        }
+        BytesMut::from(out.as_bytes())
+    }
+
+    #[test]
+    fn commands_are_gathered_with_their_database_and_the_position() {
+        let (mut splitter, mut buf) =
+            (splitter(), input(&["SELECT 3", "SET a 1", "PING", "DEL b"]));
+        let len = buf.len() as u64;
+        splitter.take(&mut buf).unwrap();
+        let batch = splitter.batch().unwrap();
+        assert_eq!(shown(&batch), "3:SET a 1, 3:DEL b");
+        assert_eq!((batch.reached.serial, batch.reached.offset), (5, 100 + len));
+        assert_eq!((batch.reached.db, buf.len()), (3, 0));
+    }
+
+    #[test]
+    fn a_transaction_is_never_divided() {
+        let (mut splitter, all) = (splitter(), input(&["SET a 1", "MULTI", "INCR b", "EXEC"]));
+        let first = input(&["SET a 1"]).len();
+        for cut in 0..all.len() {
+            let mut splitter = StreamSplitter::new(splitter.parsed.clone(), 16, 1 << 20);
+            let mut buf = BytesMut::from(&all[..cut]);
+            splitter.take(&mut buf).unwrap();
+            let batch = splitter.batch();
+            let found = batch.map(|batch| (batch.commands.len(), batch.reached.offset - 100));
+            assert_eq!(found, (cut >= first).then_some((1, first as u64)), "{cut}");
+            buf.extend_from_slice(&all[cut..]);
+            splitter.take(&mut buf).unwrap();
+            let rest = splitter.batch().unwrap();
+            assert_eq!(rest.commands.len(), if cut < first { 2 } else { 1 }, "{cut}");
+            assert_eq!(rest.reached.offset - 100, all.len() as u64);
+        }
+        splitter.take(&mut all.clone()).unwrap();
+        assert_eq!(shown(&splitter.batch().unwrap()), "0:SET a 1, 0:INCR b");
+    }
+
+    #[test]
+    fn a_batch_has_an_end() {
+        let (mut splitter, mut buf) = (splitter(), input(&["INCR n"; 1000]));
+        let one = input(&["INCR n"]).len() as u64;
+        splitter.take(&mut buf).unwrap();
+        let batch = splitter.batch().unwrap();
+        assert_eq!(batch.commands.len(), BATCH_COMMANDS);
+        assert_eq!(batch.reached.offset, 100 + BATCH_COMMANDS as u64 * one);
+        splitter.take(&mut buf).unwrap();
+        assert_eq!(splitter.batch().unwrap().commands.len(), 1000 - BATCH_COMMANDS);
+    }
+
+    #[test]
+    fn a_command_that_is_no_part_of_a_unit_is_a_batch_by_itself() {
+        let mut splitter = splitter();
+        let mut buf = input(&["SET a 1", "FUNCTION FLUSH", "SET b 1"]);
+        let mut batches = Vec::new();
+        for _ in 0..3 {
+            splitter.take(&mut buf).unwrap();
+            batches.push(shown(&splitter.batch().unwrap()));
+        }
+        assert_eq!(batches, ["0:SET a 1", "0:FUNCTION FLUSH", "0:SET b 1"]);
+    }
+
+    #[test]
+    fn a_stream_that_cannot_be_followed_is_an_error() {
+        for (commands, reason) in
+            [(&["SELECT 16"], "raise `databases`"), (&["SELECT x"], "malformed database")]
+        {
+            let error = splitter().take(&mut input(commands)).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        let mut buf = BytesMut::from(&b"*1\r\n+x\r\n"[..]);
+        assert!(splitter().take(&mut buf).is_err());
+        let (mut splitter, mut buf) = (splitter(), input(&["REPLCONF GETACK *"]));
+        splitter.take(&mut buf).unwrap();
+        assert!(splitter.take_asked() && !splitter.take_asked());
+    }
+}
