@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-/// Maximum length of the report in bytes; what is beyond is cut.
+/// Maximum length of the report in bytes; parts that do not fit are left out.
 const MAX_REPORT: usize = 64 << 10;
 
 /// Returns the allocator's report on the whole process, as text.

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 /// old.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Such an interval in a bucket, where each check costs requests, and for files that a branch needs
-/// no more.
+/// Interval of the checks for old segments in a bucket, where each check costs requests, and for
+/// files that a branch needs no more.
 const REMOTE_PRUNING: Duration = Duration::from_secs(60);
 
 /// Multiple of its size to which the journal may grow while a checkpoint is taken.

@@ -279,7 +279,7 @@ fn serve(
     http.iter().for_each(HttpPort::end);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
-    // It has told until now why nothing is served.
+    // Until now the HTTP port has told why nothing is served.
     drop((locks, http));
     drained
 }
@@ -494,7 +494,8 @@ fn spawn_worker(start: Start) -> Result<JoinHandle<Result<Partition>>> {
         .context("starting a worker's thread")
 }
 
-/// A worker's thread; when it ends, in whatever way, so does all that others have sent to it.
+/// A worker's thread. When it ends, even by a panic, this fails the batches that others have sent
+/// to it.
 struct Departure {
     id: usize,
     peers: Arc<Peers>,

@@ -1,8 +1,8 @@
 //! Shards that cannot store rows, as the gate and INFO see them: only their own writes are refused.
 //!
 //! The rows of a shard whose engine takes none stay in memory and in the journal. All stalled
-//! shards together may use half of the memory for pending rows; what exceeds that does not count
-//! when it is decided whether other writers have to wait. The journal keeps their records, and with
+//! shards together may use half of the memory for pending rows; rows beyond that do not count when
+//! the server decides whether other writers have to wait. The journal keeps their records, and with
 //! them those of all shards: beyond [`JOURNAL_PARTS`] times its size, all writes are refused.
 
 use flagstone_commands::{CommandFlags, flag};
@@ -28,7 +28,7 @@ pub const JOURNAL_FULL: &str = "MISCONF The journal has reached twice journal-ma
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stall {
     pub why: String,
-    /// True if the shard's data in memory is not what was committed: none of it may be shown.
+    /// True if the shard's data in memory differs from the commits: none of it may be shown.
     pub is_broken: bool,
 }
 

@@ -129,10 +129,10 @@ unsafe extern "C-unwind" fn read(
         return LEAD.as_ptr().cast();
     }
     let piece = source.len.min(PIECE);
-    // SAFETY: Lua calls this with a valid state, and what an error leaves owns nothing.
+    // SAFETY: Lua calls this with a valid state, and an error skips no destructor here.
     work::charge(unsafe { State::new(state) }, piece as u64 * COMPILED_BYTE);
     let begin = source.rest;
-    // SAFETY: the text is as long as what is left of it.
+    // SAFETY: `piece` is at most the length of the rest of the text.
     source.rest = unsafe { begin.add(piece) };
     source.len -= piece;
     *size = piece;

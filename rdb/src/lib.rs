@@ -3,9 +3,9 @@
 //! A payload is one object in the encoding of an RDB file, then two bytes of RDB version and eight
 //! bytes of CRC-64 of all before, both little-endian. Reading takes every encoding from Redis 2.4
 //! up to Valkey 8.1 and the hashes with field expiry of Redis 8.0, and always validates in full
-//! (what `sanitize-dump-payload yes` does there, and more: trailing bytes and scores that are no
-//! numbers are refused). Writing gives what Valkey 8.1 gives for the same value: RDB version 11,
-//! except hashes with field expiry, which only Redis 8.0 knows (version 12).
+//! (as `sanitize-dump-payload yes` does there, and more strictly: trailing bytes and scores that
+//! are no numbers are refused). Writing uses the encoding of Valkey 8.1: RDB version 11, except
+//! hashes with field expiry, which only Redis 8.0 knows (version 12).
 //!
 //! FUNCTION DUMP and RESTORE have libraries of functions in place of the object.
 //!

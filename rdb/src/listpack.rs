@@ -1,7 +1,7 @@
 //! Listpacks: small collections in one run of bytes, since Redis 7.
 //!
 //! Four bytes of total length and two of element count (65535: unknown), little-endian; the
-//! elements; a byte 255. An element is an encoding byte that tells its type, what it holds, and the
+//! elements; a byte 255. An element is an encoding byte that tells its type, its content, and the
 //! length of both in one to five bytes of seven bits each, to be read backwards. Format: the
 //! listpack specification of its author (github.com/antirez/listpack) and Valkey's `listpack.c`.
 

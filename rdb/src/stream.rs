@@ -1,9 +1,9 @@
 //! Streams: nodes of entries in listpacks, then the stream's properties, then its groups.
 //!
 //! A node is a pair of strings: the id of its first entry in 16 bytes, big-endian, and a listpack.
-//! That begins with the number of entries, of deleted ones among what follows, and of the names
-//! that entries may share, then these names and 0. An entry is its flags, the differences of its id
-//! to the node's, the number of its fields (unless it shares the names), names and values (or only
+//! The listpack begins with the numbers of entries, of deleted entries in it, and of the names that
+//! entries may share, then these names and 0. An entry is its flags, the differences of its id to
+//! the node's, the number of its fields (unless it shares the names), names and values (or only
 //! values), and the number of all these elements. Format: `rdb.c` and `t_stream.c` of Valkey 8.1.1.
 
 use crate::input::Input;

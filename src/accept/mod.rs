@@ -158,7 +158,7 @@ async fn accept(worker: Rc<Worker>, door: Door, ticket: ListenerTicket, net: Ran
         next = if next + 1 == net.end { net.start } else { next + 1 };
         hand_over(&worker, target, visitor).await;
     }
-    // Before the ticket, which tells that the listener is closed.
+    // Closed before the ticket is dropped, which tells that the listener is closed.
     drop(door);
 }
 
@@ -169,7 +169,7 @@ async fn with_place(worker: &Worker, mut visitor: Visitor<Fresh>) -> Option<Visi
         let clients = &worker.node.clients;
         visitor.place = clients.arrive(worker.settings().maxclients as usize).await;
         if visitor.place.is_none() {
-            // It would not understand an error before its beginning is over.
+            // The client would not understand an error before the handshake or the header is over.
             clients.refusals.too_many(&visitor.addr);
             return None;
         }

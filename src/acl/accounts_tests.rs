@@ -85,7 +85,7 @@ fn accounts_take_bounded_memory() {
     assert!((5..40).contains(&made), "{made}");
     let long = format!("~{}", "x".repeat(20_000));
     assert_eq!(accounts.change(b"user0", &[long.as_bytes()], false).unwrap_err(), NO_ROOM);
-    // What is removed makes room again.
+    // Removed accounts make room again.
     accounts.remove([&b"user0"[..], b"user1"].into_iter());
     assert!(accounts.change(b"other", &[b"on", b"~x"], false).is_ok());
     let too_many = (0..100).map(|n: u32| (n.to_string().into_bytes().into(), User::new(false)));

@@ -410,7 +410,7 @@ fn category(name: &[u8]) -> Option<Categories> {
     all.find(|(known, _)| name.eq_ignore_ascii_case(known.as_bytes())).map(|(_, found)| found)
 }
 
-/// Parses what stands behind the `%` of a pattern with rights: `R`, `W` or both, `~`, the pattern.
+/// Parses a pattern with rights from behind its `%` on: `R`, `W` or both, `~`, the pattern.
 fn parse_rights(rest: &[u8]) -> Result<(KeyRights, &[u8]), RuleError> {
     let mut rights = KeyRights { reads: false, writes: false };
     for (at, byte) in rest.iter().enumerate() {

@@ -163,7 +163,7 @@ impl User {
     /// Applies rules of a line or a SETUSER, in which selectors may extend over several arguments.
     ///
     /// # Errors
-    /// The text for the one who gave the rules.
+    /// A rule is invalid: the text of the error.
     pub fn apply_all(&mut self, rules: &[&[u8]], all_channels: bool) -> Result<(), Vec<u8>> {
         let rules = merge_selectors(rules).map_err(|at| {
             let start = rules.get(at).copied().unwrap_or_default();

@@ -130,7 +130,7 @@ fn one_selector_has_to_allow_all_of_a_command() {
     assert_eq!(denied(&some, "get b"), Some((DenialReason::Key, 1)));
     assert_eq!(denied(&some, "set a v"), Some((DenialReason::Key, 1)));
     assert_eq!(denied(&some, "del a"), Some((DenialReason::Command, 0)));
-    // Of several reasons, the last key is shown.
+    // If several selectors refuse, the reason with the last key is shown.
     let two = user("+mget ~a (+mget ~b)");
     assert_eq!(denied(&two, "mget a b"), Some((DenialReason::Key, 2)));
 }

@@ -24,7 +24,7 @@ impl Link {
     /// Connects by TCP.
     ///
     /// # Errors
-    /// There is nobody.
+    /// No server listens there.
     pub(super) fn tcp(host: &str, port: u16) -> Result<Self> {
         Ok(Self::Tcp(Arc::new(connect(host, port)?)))
     }
@@ -32,7 +32,7 @@ impl Link {
     /// Connects to a Unix socket.
     ///
     /// # Errors
-    /// There is nobody.
+    /// No server listens there.
     pub(super) fn unix(path: &str) -> Result<Self> {
         let stream =
             UnixStream::connect(path).with_context(|| format!("no connection to {path}"))?;
@@ -43,7 +43,7 @@ impl Link {
     /// to have.
     ///
     /// # Errors
-    /// There is nobody, or no TLS with him.
+    /// No server listens there, or the handshake fails.
     pub(super) fn tls(
         host: &str,
         port: u16,
@@ -170,7 +170,7 @@ impl TlsLink {
         Ok(n)
     }
 
-    /// Sends what the session has encrypted. To be called with `sending` held.
+    /// Sends the bytes that the session has encrypted. The caller holds `sending`.
     fn send(&self) -> IoResult<()> {
         loop {
             let mut bytes = Vec::new();

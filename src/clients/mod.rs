@@ -1,8 +1,8 @@
 //! The registry of connections: their state as CLIENT LIST shows it, their limits, and their
 //! closing.
 //!
-//! A [`Client`] is the part of a connection that other threads may see. The room also has what
-//! connections and workers share about a client: the [`Turn`] of a blocked command, the [`Watch`]
+//! A [`Client`] is the part of a connection that other threads may see. The room also has the state
+//! of a client that connections and workers share: the [`Turn`] of a blocked command, the [`Watch`]
 //! of a transaction, and the count of refused clients.
 
 mod arrivals;
@@ -135,7 +135,7 @@ pub struct Client {
     pub outbox: Outbox,
     /// Keys that it watches, if any.
     watch: Mutex<Option<Arc<Watch>>>,
-    /// True if it was closed because it did not read what it was sent.
+    /// True if it was closed because it read its replies or messages too slowly.
     too_slow: AtomicBool,
     /// True if it is closed because it took too much memory.
     greedy: AtomicBool,
@@ -501,7 +501,7 @@ impl Client {
         }
     }
 
-    /// Returns true if it was closed because it did not read what it was sent.
+    /// Returns true if it was closed because it read its replies or messages too slowly.
     pub fn is_too_slow(&self) -> bool {
         self.too_slow.load(Ordering::Relaxed)
     }

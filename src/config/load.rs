@@ -25,7 +25,7 @@ pub(super) struct Loaded {
     pub(super) file: Option<PathBuf>,
     pub(super) notices: Vec<String>,
     pub(super) users: Vec<UserLine>,
-    /// Names of commands, and what they are called instead.
+    /// Names of commands, each with its new name.
     pub(super) renamed: Vec<[String; 2]>,
 }
 

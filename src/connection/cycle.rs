@@ -228,9 +228,9 @@ impl Cycle {
         true
     }
 
-    /// Sends the batches, then waits until every reply has arrived, what the replies show is
-    /// stored, and the ownership of the data is confirmed. Returns the replies in order; if they
-    /// take many bytes, only the first ones, and the sources of the others.
+    /// Sends the batches, then waits until every reply has arrived, the rounds that the replies
+    /// show are stored, and the ownership of the data is confirmed. Returns the replies in order;
+    /// if they take many bytes, only the first ones, and the sources of the others.
     pub(super) async fn finish(self, worker: &Rc<Worker>) -> (Reply, Option<Box<Scattered>>) {
         if self.plain {
             let shows_data = self.shows_data;
@@ -261,7 +261,7 @@ impl Cycle {
 /// Replies in order, with errors in place of those that must not be sent.
 pub(super) struct CheckedReplies<'a> {
     worker: &'a Worker,
-    /// True if what replies show has to be durable.
+    /// True if the rounds that replies show have to be durable.
     to_disk: bool,
     pub(super) bytes: Reply,
     pub(super) ends: Vec<End>,

@@ -2,10 +2,10 @@
 //! per read.
 //!
 //! Each read starts a cycle (`cycle.rs`): commands on keys run in place or go to other workers in
-//! batches, up to a limit, and the replies are written once what they show is stored. A command
-//! that cannot run inside a cycle is a barrier: it runs by itself behind the replies before it
-//! (`alone.rs`, `exec.rs`, `blocked.rs`). After a bounded amount of work the connection gives other
-//! connections a turn.
+//! batches, up to a limit, and the replies are written once the rounds that they show are stored. A
+//! command that cannot run inside a cycle is a barrier: it runs by itself behind the replies before
+//! it (`alone.rs`, `exec.rs`, `blocked.rs`). After a bounded amount of work the connection gives
+//! other connections a turn.
 
 mod alone;
 mod blocked;
@@ -176,8 +176,8 @@ impl Connection {
         }
     }
 
-    /// Reads what is there. Unlike `try_read`, it knows that this was all if the buffer is not
-    /// filled, so the next wait needs no further read.
+    /// Reads the bytes that have arrived. Unlike `try_read`, it knows that these were all if they
+    /// do not fill the buffer, so the next wait needs no further read.
     async fn read_now(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let mut buf = ReadBuf::new(buf);
         let polled = poll_fn(|cx| Poll::Ready(self.stream.poll_read(cx, &mut buf)));

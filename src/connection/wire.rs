@@ -116,8 +116,8 @@ impl Wire<'_> {
         Ok(())
     }
 
-    /// Reads what the client sends, and returns the number of bytes. Returns an error if the client
-    /// has disconnected or sends too much.
+    /// Reads the bytes that have arrived from the client, and returns their number. Returns an
+    /// error if the client has disconnected or sends too much.
     fn read_ahead(&mut self) -> Result<usize> {
         large::reserve(self.buf, READ, 0);
         match self.stream.try_read_buf(&mut (&mut *self.buf).limit(TURN_BYTES)) {

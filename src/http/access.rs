@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Paths that everybody may ask for.
+/// Paths that need no password.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Paths of the dashboard's page.

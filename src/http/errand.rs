@@ -139,7 +139,8 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
         if buf.len().saturating_add(wanted) > MAX_REPLIES_BYTES {
             return Err(Denial::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, TOO_LARGE));
         }
-        // Doubled each time, so that what is copied stays in proportion to what is read.
+        // The buffer doubles each time, so the bytes that are copied stay in proportion to those
+        // read.
         let more = wanted.max(buf.len()).max(4096);
         if buf.capacity() - buf.len() < wanted.clamp(1, 4096) {
             if !taken.try_set(buf.len() + more) {
@@ -198,7 +199,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
     true
 }
 
-/// Checks that a caller may run INFO, which shows what the port shows.
+/// Checks that a caller may run INFO, which shows the same figures as the port.
 ///
 /// # Errors
 /// The caller may not, or is unknown.

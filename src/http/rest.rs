@@ -142,7 +142,7 @@ pub(super) async fn path(
 ) -> Answered {
     let uri = request.uri().clone();
     let target = uri.path_and_query().map_or("/", |target| target.as_str());
-    // Before anything is read.
+    // A malformed path is refused before the body is read.
     let asked = Asked::of(target, None)?;
     match *request.method() {
         Method::GET => {
@@ -308,8 +308,8 @@ struct Received {
     _taken: Taken,
 }
 
-/// Begins the session of a request that may change something, and then reads the body: nobody makes
-/// the server read much before his password is right.
+/// Begins the session of a request that may change something, and then reads the body: a client
+/// makes the server read much only once its password is right.
 async fn receive(
     site: &Arc<Site>,
     caller: &Caller,

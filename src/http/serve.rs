@@ -130,7 +130,7 @@ pub(super) async fn run(site: Arc<Site>, listeners: Vec<StdListener>, stop: Canc
     tokio::spawn(watch::run(site.clone()));
     stop.cancelled().await;
     connections.close();
-    // Those that do not end in time end with the runtime.
+    // Connections that do not end in time end with the runtime.
     let _ = tokio::time::timeout(ENDING, connections.wait()).await;
 }
 
@@ -182,7 +182,7 @@ impl Places {
     }
 }
 
-/// A connection, as those see it who need its place.
+/// The part of a connection that a new one sees when it needs its place.
 #[derive(Debug)]
 pub(super) struct Seat {
     address: IpAddr,

@@ -33,7 +33,8 @@ const MANY_KEYS_MIN: usize = 4096;
 pub struct Budget {
     /// Decoded values of all workers.
     pub hot: usize,
-    /// Pending rows of all shards: beyond it and what decoded values leave unused, writers wait.
+    /// Pending rows of all shards. Writers wait when the rows exceed it and the memory that decoded
+    /// values lend.
     pub pending: usize,
     /// Blocks of the engines' files.
     pub block_cache: u64,

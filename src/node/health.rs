@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long writers wait for memory while no engine takes, flushes or merges rows, before their writes are refused.
+/// How long writers wait for memory, in ms, while no engine takes, flushes or merges rows, before
+/// their writes are refused.
 pub(super) const PRESSURE_LIMIT_MS: u64 = 5000;
 
 /// Error of writes that are refused while there is no memory for them.

@@ -10,7 +10,8 @@ pub struct ChangeListeners {
     pub count: Arc<AtomicUsize>,
     /// Bytes that watched keys take.
     pub watched_bytes: AtomicUsize,
-    /// Approximate memory of the keys that clients wait for, of those who wait for many, in bytes.
+    /// Approximate memory in bytes of the keys that clients wait for, counting only clients that
+    /// wait for many.
     pub awaited_bytes: AtomicUsize,
     /// Number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,

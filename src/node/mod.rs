@@ -100,7 +100,7 @@ pub struct Node {
     pub shard_workers: usize,
     pub clients: Clients,
     pub accounts: Arc<Accounts>,
-    /// Log of what users were not allowed.
+    /// Log of the commands, keys and channels that users were denied, and of wrong passwords.
     pub denials: DenialLog,
     pub listeners: ChangeListeners,
     pub pubsub: Arc<PubSub>,
@@ -237,8 +237,8 @@ impl Node {
         self.stats.iter().map(|stats| stats.engine.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of pending rows beyond which writers wait: their budget, and what decoded
-    /// values leave unused.
+    /// Returns the bytes of pending rows beyond which writers wait: their budget, and the memory
+    /// that decoded values lend.
     pub fn pending_limit(&self) -> u64 {
         let lent = self.stats.iter().map(|stats| stats.engine.loan_bytes.load(Ordering::Relaxed));
         self.budget.pending as u64 + lent.sum::<u64>()
@@ -349,7 +349,7 @@ impl Node {
     /// Applies `appendfsync` to the journal.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(self.appendfsync()));
-        // Syncs what was written in the old mode, for replies that wait in the new one.
+        // Syncs the records of the old mode, for replies that wait in the new one.
         self.journal.request_sync(self.journal.end());
     }
 }

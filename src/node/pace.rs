@@ -24,7 +24,7 @@ const GAIN: f64 = 2.0;
 /// Minimum of the given rate in bytes per second.
 const MIN_RATE: f64 = 1e6;
 
-/// Maximum of a pause. If so many wait that it should be longer, the room may run out.
+/// Maximum of a pause. If so many writers wait that pauses should be longer, the room may run out.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// Time in which the measured rate of writers follows a change.

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 /// Part of the share of decoded values that may be taken, in eighths.
 const MOST_EIGHTHS: u64 = 7;
 
-/// The process is held this part of its budget below it: what it takes changes faster than values go.
+/// The process is held one part in so many of its budget below it: its memory grows faster than
+/// values can leave.
 const MARGIN: u64 = 16;
 
 /// Parts of the excess that are taken each second.
 const TAKEN: f64 = 4.0;
 
-/// Parts of what is free that are given back each second.
+/// Part of the free memory that is given back each second.
 const GIVEN: f64 = 0.25;
 
 /// Budget in bytes below which nothing is taken: the process needs more by itself.

@@ -30,7 +30,7 @@ pub type CallOutcome = Result<(), CallStop>;
 pub enum CallStop {
     /// The error replaces its partial reply.
     Error(ErrorText),
-    /// It could not be stored, or needs data that could not be: the error replaces its partial
+    /// Its changes, or data that it needs, could not be stored: the error replaces its partial
     /// reply.
     Unstored(RoundError),
     /// The connection closes after the reply written so far.

@@ -38,7 +38,7 @@ const MAX_ATTEMPTS: usize = 10_000;
 /// Number of times that a command may need more keys before it gets a hold on every worker.
 const MAX_LOCKINGS: usize = 8;
 
-/// Such a number for units: with a hold on every worker, a unit need not start again for each
+/// The same number for units: with a hold on every worker, a unit need not start again for each
 /// further key.
 const MAX_UNIT_LOCKINGS: usize = 4;
 
@@ -159,8 +159,7 @@ pub(crate) async fn coordinate(
             return Ran::blocked(block);
         }
         Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => {
-            // A script keeps what it has written before its error, and entries that it met may have
-            // expired.
+            // A script keeps its writes before an error, and entries that it met may have expired.
             worker.spread(held.shown.clone(), 0, held.notes, published);
             out.clear();
             match worker.wait_shown(&held.shown).await {

@@ -37,8 +37,8 @@ fn by_worker(node: &Node, wanted: &Requirements, held: &Coordination) -> BTreeMa
     out
 }
 
-/// Borrows what is wanted into a workspace, from the workers in their order. `here`: returns the
-/// workspace's number of their database.
+/// Borrows the wanted entries into a workspace, from the workers in their order. `here`: returns
+/// the workspace's number of their database.
 pub(super) async fn borrow(
     worker: &Rc<Worker>,
     wanted: &Requirements,

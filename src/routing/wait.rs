@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Number of keys that a client may wait for whatever others wait for.
+/// Number of keys that a client may wait for however many keys others wait for.
 const MAX_FREE: usize = 16;
 
 /// Approximate memory in bytes of a key that a client waits for, beside its name: in the command, at

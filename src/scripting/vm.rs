@@ -112,7 +112,7 @@ impl Vm {
         let before = std::mem::replace(&mut self.counted, used);
         self.figures.bytes.fetch_add(used, Ordering::Relaxed);
         self.figures.bytes.fetch_sub(before, Ordering::Relaxed);
-        // Loaded libraries may take half of what is to be free.
+        // Loaded libraries may take half of the memory that is to stay free.
         used <= MAX_KEPT_BYTES.min(self.limit - least_free / 2)
     }
 

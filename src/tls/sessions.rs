@@ -17,7 +17,7 @@ const MAX_SESSIONS: usize = 1 << 20;
 struct Remembered {
     /// Time when the session was stored, and its bytes.
     sessions: HashMap<Vec<u8>, (Instant, Vec<u8>)>,
-    /// Their names, the oldest first, and those of some that were taken since.
+    /// Names of the sessions, the oldest first, and of some that were taken since.
     order: VecDeque<Vec<u8>>,
     bytes: usize,
 }

@@ -280,7 +280,7 @@ impl SecuredStream {
     /// `WouldBlock` if it takes none, or the stream is broken.
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<usize> {
         if self.ahead == 0 {
-            // Behind what the session has to say by itself.
+            // The session's own messages go first.
             if self.session.wants_write() && !self.flush()? {
                 return Err(ErrorKind::WouldBlock.into());
             }

@@ -20,7 +20,8 @@ pub enum UnitStop {
     Exclusive,
     /// It is aborted with this error: its changes are undone.
     Undone(ErrorText),
-    /// It could not be stored, or not be lent what it needs first: its changes are undone.
+    /// Its record could not be stored, or a worker could not lend it entries: its changes are
+    /// undone.
     Unstored(RoundError),
     /// Its client has disconnected, or the server is shutting down: its changes are undone, and there
     /// is no reply.

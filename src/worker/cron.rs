@@ -20,7 +20,8 @@ use std::time::Duration;
 pub const CRON_HZ: u32 = 10;
 const PERIOD: Duration = Duration::from_millis(1000 / CRON_HZ as u64);
 
-/// The eviction examines as much in a period as behind a command that has loaded so many entries.
+/// In each period the eviction examines as many entries as after a command that has loaded this
+/// number.
 const EVICTED_AT_ONCE: usize = 4096;
 
 /// Maximum time that hand-overs may take to end at the shutdown.
@@ -42,7 +43,7 @@ impl Worker {
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
-            // One command may have loaded more than was evicted behind it.
+            // A command may have loaded more entries than the eviction after it has dropped.
             self.evict_after(EVICTED_AT_ONCE);
             self.publish_stats();
             self.hot_keys.turn(self.node.clock.now_ms());
@@ -89,7 +90,8 @@ impl Worker {
         node.clients.evict(limit);
     }
 
-    /// Closes this worker's connections that do not read what they are sent, once a second.
+    /// Closes this worker's connections that read their replies or messages too slowly, once a
+    /// second.
     fn close_slow_clients(&self) {
         let now_ms = self.node.clock.now_ms();
         if now_ms.saturating_sub(self.outboxes_checked_ms.get()) < 1000 {

@@ -153,8 +153,8 @@ impl Worker {
         self.execute_loading(run, scope, out)
     }
 
-    /// Runs a command, and again when what it missed was at hand. Nobody else may hold locks on its
-    /// keys.
+    /// Runs a command, and again after a miss if the data can be loaded without the disk. No other
+    /// command may hold locks on its keys.
     pub(super) fn execute_loading(
         self: &Rc<Self>,
         run: &Invocation<'_>,
@@ -165,7 +165,7 @@ impl Worker {
         let done = loop {
             match self.execute_unlocked(run, scope(), out) {
                 Err(Blocked::Miss(needs)) if loads < LOADS && needs.len() <= NEEDS => {
-                    // The next try of a unit may miss what this one has not.
+                    // The next attempt of a unit may miss other data.
                     if run.command.spec.runs_others() {
                         break Err(Blocked::Miss(needs));
                     }

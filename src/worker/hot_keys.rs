@@ -4,7 +4,7 @@
 //! D. Agrawal, A. El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
 //! Streams", 2005): a key that has no place takes that of the least frequent one, with its count.
 //! So a count may be too high by the least count, never too low. Each window of some seconds begins
-//! anew; what is told is that of the last full one.
+//! anew; commands report the last full one.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;

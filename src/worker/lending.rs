@@ -105,7 +105,7 @@ impl Worker {
                 && granted.await.is_err()
             {
                 drop(lock);
-                // It may have ended meanwhile.
+                // The script may have ended meanwhile.
                 let kind = worker.node.scripts.running.busy().unwrap_or(ScriptKind::Script);
                 let text = acquire.patience.refusal(kind.busy_text());
                 let text = String::from_utf8_lossy(&text).into_owned();
@@ -253,7 +253,7 @@ impl Worker {
             partition.store.give_back(db, entry, written);
         }
         if takes_long {
-            // It counts for the drain.
+            // The time counts for the drain.
             self.start_watch();
         }
         if let Some((lsn, body)) = &apply.record {

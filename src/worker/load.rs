@@ -4,7 +4,7 @@
 //!
 //! A read of some elements of a collection includes the elements that waiting commands on the same
 //! key name: a pipeline of them costs one read. The command that reads holds the key's lock, so
-//! what is read ahead stays current.
+//! elements that are read ahead stay current.
 
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};

@@ -374,8 +374,8 @@ impl Worker {
         }
     }
 
-    /// Deletes what is due, under the locks of its keys. Returns false if it could not be read, or
-    /// the deletion could not be stored.
+    /// Deletes expired keys and fields, under the locks of the keys. Returns false if they could
+    /// not be read, or the deletion could not be stored.
     async fn expire(self: &Rc<Self>, due: Vec<DueExpiry>) -> bool {
         let due: Vec<(u32, DueExpiry)> = {
             let partition = self.partition.borrow();

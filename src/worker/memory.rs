@@ -24,9 +24,9 @@ struct Shares {
 }
 
 /// Returns how much of the values' budget pending rows may use from now on, if `lent` was lent so
-/// far: at most half of it, out of what values leave unused. When values need it, the part that
-/// rows occupy returns as they are handed over; until then there is room for as many as may gather
-/// meanwhile, as far as it was lent already.
+/// far: at most half of it, out of the memory that values leave unused. When values need it, the
+/// part that rows occupy returns as they are handed over; until then there is room for as many as
+/// may gather meanwhile, as far as it was lent already.
 fn loan(budget: Shares, used: Shares, lent: usize) -> usize {
     let borrowed = used.pending.saturating_sub(budget.pending);
     let kept = if borrowed == 0 { 0 } else { lent.min(borrowed + budget.pending / 2) };

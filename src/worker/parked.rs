@@ -204,7 +204,7 @@ impl Worker {
                 Ok(ran) => return parked.end(lock, ran),
                 Err(Blocked::Empty(block)) => return parked.end(lock, Ran::blocked(block)),
                 Err(Blocked::Miss(needs)) => parked.missed = needs,
-                // It holds its locks, so no other command can be before it.
+                // The command holds its locks, so no other one can be before it.
                 Err(Blocked::Locked) => return self.go_on_with(std::iter::once((lock, parked))),
                 Err(Blocked::Undeclared(missed)) => {
                     let request = CoordinatorRequest { missed, ..CoordinatorRequest::default() };
@@ -242,7 +242,7 @@ impl Worker {
         if !command.command.spec.runs_others() {
             parts.clear();
         }
-        // A unit that is rolled back discards all parts that were loaded of what it has changed.
+        // A unit that is rolled back discards all loaded parts of the values that it has changed.
         parts.extend(missed.drain(..).filter(|need| need.part.is_some()));
         let mut needs = self.cold_keys(command);
         needs.extend(parts.iter().cloned());
@@ -275,8 +275,8 @@ impl Worker {
         });
     }
 
-    /// Allows waiters to be served although this command holds locks on its keys; returns what was
-    /// allowed before.
+    /// Allows waiters to be served although this command holds locks on its keys; returns the locks
+    /// that counted as its own before.
     fn hold_for_waiters(&self, command: &OwnedCommand) -> HeldLocks {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {

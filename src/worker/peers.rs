@@ -28,7 +28,7 @@ impl Peers {
         [urgent, self.exchange.depth(worker), normal]
     }
 
-    /// Notes that a worker has ended: what it was sent fails.
+    /// Notes that a worker has ended: the batches that it was sent fail.
     pub(crate) fn leave(&self, worker: usize) {
         self.exchange.leave(worker);
     }

@@ -202,8 +202,8 @@ impl Rounds {
         failed.or_else(|| self.outcome(shown.round, to_disk)?.err())
     }
 
-    /// Returns the outcome of what rounds up to this one have appended to the journal; `None` if it
-    /// is not stored yet.
+    /// Returns the outcome of the records of all rounds up to this one; `None` if they are not
+    /// stored yet.
     fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
         if round <= if to_disk { self.durable.get() } else { self.closed.get() } {
             return Some(Ok(()));

@@ -8,7 +8,8 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 impl Worker {
-    /// Waits until what this worker's clients wrote before is stored, and part of what is scanned.
+    /// Waits until all earlier writes of this worker's clients are stored, so that a scan finds
+    /// them.
     async fn settle_writes(self: &Rc<Self>) -> Result<(), RoundError> {
         self.commit();
         // If the round has failed, its changes are discarded, and not scanned.

@@ -10,8 +10,8 @@ use flagstone_storage::notes::Note;
 use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 
-/// Maximum number of runs of a unit that would change what the open round has changed: the round is
-/// committed in between.
+/// Maximum number of runs of a unit that would change data which the open round has changed: the
+/// round is committed in between.
 const RUNS: usize = 2;
 
 impl Worker {
@@ -28,7 +28,7 @@ impl Worker {
             let text = match outcome {
                 Ok(()) => None,
                 Err(UnitStop::Handler(Stop::Error(text))) => Some(text),
-                // Nothing in place asks for a loan, or stores.
+                // A unit in place asks for no loan, and stores nothing itself.
                 Err(UnitStop::Unstored(error)) => Some(error.text.into()),
                 Err(UnitStop::Undone(text)) => {
                     effects.published.clear();

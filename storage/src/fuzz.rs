@@ -1,5 +1,5 @@
-//! Fuzz targets of what is read from disk. `fuzz/` runs them under libFuzzer; the tests here run
-//! them over the same corpora.
+//! Fuzz targets for bytes that come from the disk. `fuzz/` runs them under libFuzzer; the tests
+//! here run them over the same corpora.
 
 pub use crate::check::fuzz::rows;
 pub use crate::journal::fuzz::journal;

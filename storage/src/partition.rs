@@ -54,7 +54,7 @@ pub struct Partition {
     holds: BTreeSet<u64>,
     /// Rows that were read for commands.
     pub(crate) reads: PointReads,
-    /// Number of those who wait for exact counters: no put is blind meanwhile.
+    /// Number of callers that wait for exact counters: no put is blind meanwhile.
     counting: Arc<AtomicUsize>,
     /// Position in the stream of another server that was appended, until it is taken.
     reached: Option<SourcePosition>,

@@ -188,7 +188,7 @@ impl CutBuilder {
         let (done, outcome) = std::sync::mpsc::sync_channel(1);
         self.runtime.spawn(async move {
             let outcome = given.give(lsn).await;
-            // Nobody waits if the reader has ended.
+            // No task waits if the reader has ended.
             let _ = done.send(outcome.map(|()| given));
         });
         let failed = |error| {

@@ -1,4 +1,4 @@
-//! Users and their rights: who may do what, and what a lost right ends.
+//! Users and their rights: who may do what, and the connections that a lost right closes.
 
 use super::Server;
 use std::fs;
@@ -100,7 +100,7 @@ impl Bytes {
         self.0.write_all(format!("{line}\r\n").as_bytes()).expect("sent");
     }
 
-    /// What it is sent up to this text.
+    /// Returns the bytes that the server sends up to this text.
     fn until(&mut self, end: &str) -> String {
         let mut all = Vec::new();
         let mut byte = [0];
@@ -168,7 +168,7 @@ fn a_user_may_do_what_its_rules_allow_and_the_rest_is_logged() {
     admin.get("CONFIG RESETSTAT", "OK");
     assert!(admin.ask(&["INFO", "stats"]).contains("acl_access_denied_auth:0\r\n"));
     admin.get("ACL SETUSER ann off", "OK");
-    // Who is logged in goes on; nobody else may come.
+    // A client that is logged in goes on; no other one may log in.
     ann.get("GET app:1", "v");
     admin.get("AUTH ann pw", "-WRONGPASS invalid username-password pair or user is disabled.");
 }
@@ -240,7 +240,7 @@ fn scripts_and_functions_run_under_the_caller() {
         ann.ask(&["EVAL", "return redis.acl_check_cmd('nosuch')", "0"])
             .contains("Invalid command passed")
     );
-    // One that runs on a thread of its own, too.
+    // The same holds for a script that runs on a thread of its own.
     let long = "for i = 1, 2000000 do end return redis.call('set', ARGV[1], 'v')";
     assert!(ann.ask(&["EVAL", long, "0", "other"]).contains("ACL failure in script"));
     assert_eq!(admin.ask(&["EXISTS", "other"]), "0");
@@ -368,7 +368,7 @@ fn a_removed_user_s_connections_are_closed() {
     assert!(connections.iter_mut().all(Bytes::is_closed));
     admin.get("RPUSH k v", "1");
     bob.get("ACL WHOAMI", "bob");
-    // Who removes its own user gets the reply.
+    // A client that removes its own user gets the reply.
     bob.get("ACL DELUSER bob", "1");
     assert!(bob.ask(&["PING"]).starts_with('-'));
     admin.get("CLIENT KILL USER nobody", "-ERR No such user 'nobody'");
@@ -489,7 +489,7 @@ fn users_are_in_a_file_which_is_loaded_and_saved() {
     fs::write(&file, "user ann on\nuser bob +nothing\n").expect("written");
     admin.begins("ACL LOAD", &format!("-ERR {path}:2: Error in applying operation '+nothing'"));
     ann.get("PING", "PONG");
-    // A right one closes who is gone, and changes who is there.
+    // A right file closes the connections of removed users, and changes the others.
     fs::write(&file, "user ann on >new +ping\nuser default on nopass ~* &* +@all\n")
         .expect("written");
     admin.get("ACL LOAD", "OK");

@@ -1,4 +1,4 @@
-//! Writes of keys that are not in memory, which do not wait for what they replace.
+//! Writes of keys that are not in memory, which do not wait for the rows that they replace.
 
 use super::Server;
 use super::checkpoints::done;

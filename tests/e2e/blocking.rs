@@ -81,7 +81,7 @@ impl Client {
         self.read()
     }
 
-    /// Whether the server has closed the connection.
+    /// Returns true if the server has closed the connection.
     fn is_closed(&mut self) -> bool {
         matches!(self.reader.read(&mut [0]), Ok(0) | Err(_))
     }
@@ -262,7 +262,7 @@ fn elements_are_moved_between_workers() {
             let move_it = format!("BLMOVE {from} {to} LEFT RIGHT 0");
             let mut client = Client::waiting(&server, &mut watcher, &move_it);
             let mut next = Client::waiting(&server, &mut watcher, &format!("BRPOP {from} 0"));
-            // Both elements are there before anybody is served by a worker alone.
+            // Both elements are there before a worker serves a client by itself.
             writer.send(&format!("RPUSH {from} x y"));
             assert_eq!(writer.read(), "2");
             assert_eq!(client.read(), "x");
@@ -405,7 +405,7 @@ fn settings_and_pauses_respect_waiting_clients() {
     watcher.wait_info("clients_in_timeout_table", 1);
     watcher.wait_info("total_blocking_keys", 3);
     watcher.wait_info("total_blocking_keys_on_nokey", 0);
-    // Paused clients wait too; whoever waited before is served.
+    // Paused clients wait too; clients that waited before are served.
     assert_eq!(writer.ask("CLIENT PAUSE 100000 WRITE"), "OK");
     let paused = Client::waiting(&server, &mut watcher, "BLPOP d 0");
     watcher.wait_info("total_blocking_keys", 3);
@@ -413,7 +413,7 @@ fn settings_and_pauses_respect_waiting_clients() {
     watcher.wait_info("blocked_clients", 2);
     assert_eq!(writer.ask("CLIENT UNPAUSE"), "OK");
     let filler = vec![b'x'; 2 << 20];
-    // It may be closed before all is sent.
+    // The server may close the connection before all is sent.
     let _ = greedy.socket.write_all(&filler);
     watcher.wait_info("blocked_clients", 1);
     assert!(greedy.is_closed());
@@ -461,7 +461,8 @@ fn every_element_is_delivered_once_however_clients_come_and_go() {
                 scope.spawn(move || pop(&command, taken))
             })
             .collect();
-        // They take nothing for good: what they move comes back to where it is waited for.
+        // They take no element for good: an element that they move comes back to a key that clients
+        // wait for.
         for n in 0..2 {
             let (server, stop) = (&server, &stop);
             scope.spawn(move || {

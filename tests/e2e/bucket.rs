@@ -320,7 +320,7 @@ fn a_script_cannot_pass_data_off_as_an_error_of_the_server() {
     server.stop();
 }
 
-/// A terminal that is closed is no reason to lose what `everysec` has not stored yet.
+/// A terminal that is closed is no reason to lose writes that `everysec` has not stored yet.
 #[test]
 fn a_closed_terminal_loses_nothing_that_was_acknowledged() {
     let bucket = Bucket::start();

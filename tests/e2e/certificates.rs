@@ -1,5 +1,5 @@
-//! Certificates for tests: an authority, and those that it issues. They have what TLS needs of
-//! X.509, in DER, with keys on the curve P-256.
+//! Certificates for tests: an authority, and those that it issues. They have the parts of X.509
+//! that TLS needs, in DER, with keys on the curve P-256.
 
 use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair};

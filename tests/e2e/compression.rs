@@ -1,4 +1,4 @@
-//! Compression of the engines' files: INFO tells what it does, and all files stay readable when the
+//! Compression of the engines' files: INFO tells its effect, and all files stay readable when the
 //! setting changes.
 
 use super::Server;

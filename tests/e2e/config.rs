@@ -1,4 +1,5 @@
-//! CONFIG SET: what it accepts is in effect when it is answered, or has no effect and says so.
+//! CONFIG SET: a value that it accepts is in effect when it answers, or has no effect and the log
+//! says so.
 
 use super::{Server, free_port};
 use redis::{RedisError, Value};
@@ -10,8 +11,8 @@ use std::time::{Duration, Instant};
 /// How long something may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A directive, a value that is not its default, commands, and what the reply to the last of them
-/// shows with that value and only with it.
+/// A directive, a value that is not its default, commands, and a check of the last reply that
+/// passes with that value alone.
 type Row = (&'static str, &'static str, &'static [&'static str], fn(&str) -> bool);
 
 const ROWS: &[Row] = &[
@@ -125,7 +126,7 @@ fn is_okay(reply: &str) -> bool {
     reply == "ok"
 }
 
-/// What the rows cannot show, and which test does, or why none can.
+/// Directives whose effect the rows cannot show, with the test that does, or why none can.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("port", "other_addresses_are_listened_on_at_once"),
     ("bind", "other_addresses_are_listened_on_at_once"),
@@ -203,7 +204,7 @@ fn ask(client: &mut redis::Connection, line: &str) -> String {
     }
 }
 
-/// What the program says of itself.
+/// The program's own description of its directives.
 static HELP: LazyLock<String> = LazyLock::new(|| {
     let help = Command::new(env!("CARGO_BIN_EXE_flagstone")).arg("--help").output();
     String::from_utf8_lossy(&help.expect("it runs").stdout).into_owned()
@@ -255,7 +256,7 @@ fn settings_are_in_effect_when_config_set_is_answered() {
     }
 }
 
-/// Takes back what the commands of a row have done.
+/// Undoes the effects of the commands of a row.
 fn tidy(admin: &mut redis::Connection) {
     for reset in [
         "maxmemory 0",

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long anything may take on a busy machine. What hangs takes for ever.
+/// How long any step may take on a busy machine. A step that hangs takes for ever.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 const OPTIONS: [&str; 6] = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
@@ -165,7 +165,7 @@ fn a_shard_that_cannot_be_written_is_refused_writes_and_the_others_are_not() {
     both.query::<()>(&mut client).expect_err("nor of a transaction");
     let found: String = client.get(key(1, 0)).expect("an answer");
     assert_eq!(found, "first");
-    // Nobody waits for what the disk does not take, though a hand-over is stuck.
+    // SAVE does not wait for a hand-over that the disk does not take.
     let began = Instant::now();
     redis::cmd("SAVE").query::<()>(&mut client).expect_err("no checkpoint");
     assert!(began.elapsed() < Duration::from_secs(25), "after {:?}", began.elapsed());
@@ -208,7 +208,7 @@ fn an_engine_that_has_closed_itself_is_opened_again_while_the_server_runs() {
     }
     fs::remove_file(&bad).expect("removed");
     wait_for("it is open again", || stalled_shards(&mut client).is_empty());
-    // It takes rows, and is read: what is big is not kept in memory.
+    // The engine takes rows, and is read: big values are not kept in memory.
     for round in 0..2 {
         for n in 0..200 {
             assert_eq!(client.get::<_, String>(key(n % 2, n)).expect("an answer"), "new");

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// Connections that write while the server is killed.
 const WRITERS: u64 = 4;
 
-/// Writes keys with growing values by pipelines until the connection breaks; notes what was
-/// acknowledged.
+/// Writes keys with growing values by pipelines until the connection breaks; notes the acknowledged
+/// values.
 fn write_until_killed(server: &Server, writer: u64, acked: &Mutex<Vec<u64>>, total: &AtomicU64) {
     let mut client = server.client();
     for round in 1u64.. {

@@ -17,7 +17,7 @@ fn events(server: &Server, commands: &[&str]) -> Vec<Vec<String>> {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
         let _: Value = command.query(&mut client).expect("a reply");
-        // Time expires keys, and owners tell of what others have changed.
+        // Keys expire, and owners publish the changes that other workers have made.
         std::thread::sleep(Duration::from_millis(300));
         let heard: u64 =
             redis::cmd("PUBLISH").arg("end").arg("").query(&mut client).expect("a number");

@@ -202,7 +202,8 @@ fn refuse_on_all_ways(server: &Server, client: &mut Client) -> u64 {
         let (one, two, list) = (key("one"), key("two"), key("list"));
         let set: &[&str] = &["SET", &one, &value];
         expect_errors(client, &[set], 1..=1);
-        // A read of what is not stored gets the error, too, unless it arrives after that was undone.
+        // A read of a value that is not stored gets the error, too, unless it arrives after the
+        // undoing.
         expect_errors(client, &[set, &["GET", &two], set, &["GET", &one]], 2..=3);
         expect_errors(client, &[&["MULTI"], set, &["SET", &two, "1"], &["EXEC"]], 1..=1);
         let script = "return redis.call('SET', KEYS[1], ARGV[1])";
@@ -325,7 +326,7 @@ fn a_waiter_is_served_when_the_deletion_of_its_key_could_not_be_stored() {
         if !deleted.is_error() {
             push(&mut client);
         }
-        // It has popped what was there, or what it has popped could not be stored.
+        // The waiter has popped the element that was there, or its pop could not be stored.
         let answer = waiter.answer();
         assert_ne!(answer, Answer::Nil, "it waits for a list that is there");
         if !answer.is_error() {

@@ -66,7 +66,7 @@ fn libraries_survive_a_kill_and_a_stop() {
         let mut client = server.client();
         assert_eq!(names(&mut client), ["gone", "one"]);
         assert_eq!(fcall::<u64>(&mut client, &["gone", "0"]).expect("an answer"), 1);
-        // What is in the engine by now is deleted there, too.
+        // By now the libraries are in the engine, and FLUSH deletes them there, too.
         std::thread::sleep(Duration::from_millis(300));
         let _: String = function(&mut client, &["FLUSH"]).expect("flushed");
         server.kill();

@@ -102,7 +102,7 @@ fn a_client_that_never_reads_does_not_disturb_others() {
     deaf.set_nonblocking(true).expect("set");
     let before = server.rss();
     for _ in 0..20_000 {
-        // Full buffers refuse more: what was taken is enough.
+        // Full buffers refuse more: the requests that they took are enough.
         let _ = deaf.write(b"GET big\r\n");
     }
     for _ in 0..200 {

@@ -449,7 +449,7 @@ fn hostile_requests_are_refused_and_harm_nobody() {
         let mut socket = web.socket();
         socket.write_all(head.as_bytes()).expect("sent");
         if status >= 400 {
-            // The server waits for no more of what is broken off.
+            // The server waits for no more bytes of a request that is broken off.
             let _ = socket.shutdown(Shutdown::Write);
         }
         let reply = read(socket);
@@ -471,7 +471,7 @@ fn slow_clients_and_crowds_leave_room_again() {
     let slow: Vec<TcpStream> = (0..200)
         .map(|_| {
             let mut socket = web.socket();
-            // Those beyond the limit are closed at once.
+            // Connections beyond the limit are closed at once.
             let _ = socket.write_all(b"GET /healthz HTTP/1.1\r\nX-A: ");
             socket
         })
@@ -523,7 +523,7 @@ fn who_takes_all_places_keeps_nobody_out_and_ends_no_command() {
         assert!(Instant::now() < deadline, "the command does not wait");
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Nobody of these needs a password, and none of them ends.
+    // None of these connections needs a password, and none of them ends.
     let mut crowd: Vec<TcpStream> = (0..200).map(|_| web.socket()).collect();
     for _ in 0..3 {
         let began = Instant::now();

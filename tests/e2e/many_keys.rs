@@ -1,5 +1,5 @@
-//! Commands on very many keys of several workers: what they take while they run, while they wait, and
-//! what they leave in memory.
+//! Commands on very many keys of several workers: the memory that they take while they run, while
+//! they wait, and afterwards.
 
 use super::Server;
 use super::neighbours::{TWO_WORKERS, encode, expect, info, send};
@@ -30,7 +30,7 @@ fn commands_on_very_many_keys_take_their_memory_one_after_the_other() {
     for (n, socket) in sockets.iter_mut().enumerate() {
         socket.write_all(&on_many_keys("DEL", n + 1, 50_000, &[])).expect("sent");
     }
-    // One that gives up while it waits is in nobody's way.
+    // A client that gives up while it waits is in no other client's way.
     drop(sockets.pop());
     let mut client = server.client();
     let pair: Vec<Option<String>> =
@@ -39,7 +39,7 @@ fn commands_on_very_many_keys_take_their_memory_one_after_the_other() {
     for socket in &mut sockets {
         expect(socket, b":0\r\n");
     }
-    // The arguments of those that wait, and what the allocator keeps, come on top.
+    // The arguments of the waiting commands, and memory that the allocator keeps, come on top.
     let all = server.peak_rss();
     assert!(all < 2 * one + (64 << 20), "{} MiB, one {} MiB", all >> 20, one >> 20);
 }
@@ -99,7 +99,7 @@ fn keys_that_clients_wait_for_are_bounded() {
     let mut second = server.socket();
     second.write_all(&on_many_keys("BLPOP", 2, 7000, &[b"0"])).expect("sent");
     expect(&mut second, b"-OOM the keys that clients wait for take all the memory they may\r\n");
-    // Who waits for few keys may wait, and a transaction does not wait.
+    // A client may wait for few keys, and a transaction does not wait.
     let mut few = server.socket();
     few.write_all(&on_many_keys("BLPOP", 3, 16, &[b"0"])).expect("sent");
     wait_for_blocked(2);
@@ -107,7 +107,7 @@ fn keys_that_clients_wait_for_are_bounded() {
     second.write_all(&on_many_keys("BLPOP", 2, 7000, &[b"0"])).expect("sent");
     second.write_all(b"EXEC\r\n").expect("sent");
     expect(&mut second, b"+OK\r\n+QUEUED\r\n*1\r\n*-1\r\n");
-    // What is pushed is there for the next who comes.
+    // A pushed element is there for the next client.
     send(&mut second, &[b"RPUSH", b"2:5", b"x"]);
     expect(&mut second, b":1\r\n");
     send(&mut second, &[b"RPUSH", b"1:6999", b"x"]);

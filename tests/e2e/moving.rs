@@ -60,7 +60,7 @@ fn line(reply: &Value) -> String {
     }
 }
 
-/// What the files of all types hold.
+/// Checks the values that the files of all types hold.
 fn check_types(client: &mut Connection) {
     for (command, expected) in [
         ("DBSIZE", "15"),
@@ -231,7 +231,7 @@ fn an_append_only_directory_is_replayed() {
         for (command, expected) in [
             ("GET before", "1"),
             ("LRANGE list 0 -1", "(b c)"),
-            // These have expired since the file was written: one was made to stay before.
+            // Two keys have expired since the file was written; `kept` was made persistent before.
             ("EXISTS counter later", "0"),
             ("GET kept", "1"),
             ("PTTL kept", "-1"),
@@ -324,7 +324,7 @@ fn large_values_are_sent_in_pieces_and_are_the_same() {
         let info = ask(&mut there, "XINFO STREAM stream FULL COUNT 1");
         assert!(info.contains(part), "{part}: {info}");
     }
-    // Of a value that is damaged behind its first pieces nothing stays.
+    // A value that is damaged behind its first pieces leaves nothing.
     let file = fs::read(&exported).expect("the file");
     let at = file.windows(7).position(|w| w == b"\x06random").expect("the key") + 2_000_000;
     let cut = server.dir().join("cut.rdb");
@@ -345,7 +345,7 @@ fn noise(seed: u32, len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// Each entry of XPENDING without how long ago it was delivered.
+/// Returns the entries of XPENDING without the times since their delivery.
 fn without_idle(pending: &str) -> String {
     let words: Vec<&str> = pending.split(' ').collect();
     let kept = words.chunks(4).flat_map(|entry| entry.iter().take(2).chain(entry.get(3)));

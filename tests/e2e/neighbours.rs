@@ -1,5 +1,4 @@
-//! What some clients do must not be felt by others: memory and time of each are bounded, and of all
-//! together.
+//! No client slows the others down: its memory and time are bounded, and those of all together.
 
 use super::Server;
 use std::io::{Read, Write};
@@ -41,7 +40,7 @@ pub(crate) fn info(server: &Server, section: &str, field: &str) -> u64 {
     line.expect("the field").parse().expect("a number")
 }
 
-/// Whether the server has closed it.
+/// Returns true if the server has closed it.
 fn is_closed(socket: &mut TcpStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
     let mut bytes = [0; 4096];
@@ -98,7 +97,7 @@ fn replies_that_come_in_parts_are_whole_and_in_order() {
     store_values(&server, 8, MIB / 2);
     for round in 0..3 {
         if round == 1 {
-            // What is cold is parked, and its commands are put off there.
+            // Commands on cold keys are parked, and put off there.
             server.stop();
             server.restart();
         }
@@ -218,7 +217,7 @@ fn senders_of_garbage_keep_no_client_waiting() {
     let mut deaf: Vec<TcpStream> = (0..100).map(|_| server.socket()).collect();
     for socket in &mut deaf {
         socket.set_nonblocking(true).expect("set");
-        // What the buffers take is enough.
+        // The bytes that the buffers take are enough.
         let _ = socket.write(&garbage);
     }
     let began = Instant::now();

@@ -1,5 +1,5 @@
-//! What an operator sets up around the server: a service manager, a proxy, other names of commands,
-//! the form of the log, HTTPS.
+//! The surroundings that an operator gives the server: a service manager, a proxy, other names of
+//! commands, the form of the log, HTTPS.
 
 use super::certificates::Files;
 use super::{Server, free_port};
@@ -240,7 +240,7 @@ fn proxied(server: &Server, header: &str) -> TcpStream {
     socket
 }
 
-/// Sends a line, and returns what the server says to the end of the connection.
+/// Sends a line, and returns everything that the server sends until the connection ends.
 fn conversation(mut socket: TcpStream, text: &str) -> String {
     // The server may have closed already.
     let _ = socket.write_all(text.as_bytes());

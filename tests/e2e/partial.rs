@@ -1,15 +1,15 @@
-//! Collections of which a part is in memory, under pipelines of many connections: what is read
-//! ahead for commands that wait never shows anything that is not so any more.
+//! Collections of which a part is in memory, under pipelines of many connections: elements that are
+//! read ahead for commands that wait never show an outdated state.
 
 use super::Server;
 use redis::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements of a collection: more than what is kept of it in memory.
+/// Elements of a collection: more than memory keeps of it.
 const NAMES: u64 = 6000;
 
-/// What makes an element large.
+/// Padding that makes an element large.
 const PAD: &str =
     "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx";
 
@@ -27,7 +27,7 @@ impl Draws {
     }
 }
 
-/// What keys hold: type, and elements with their values.
+/// The expected keys: type, and elements with their values.
 type Model = BTreeMap<String, (&'static str, BTreeMap<String, i64>)>;
 
 fn name(lane: &str, n: u64) -> String {
@@ -130,7 +130,7 @@ fn whole(draws: &mut Draws, model: &mut Model, lane: &str) -> Vec<Step> {
             vec![gone, fill(model, &key, kind, lane)]
         }
         1 if there.is_some() => {
-            // There and back: what comes back has the same rows.
+            // There and back: the value that comes back has the same rows.
             let element = name(lane, draws.below(NAMES));
             let ok = || Value::Okay;
             let mut steps = vec![(words(&["RENAME", &key, &other]), ok())];

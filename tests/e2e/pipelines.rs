@@ -1,9 +1,9 @@
-//! Pipelines: commands are parsed ahead of the one that runs, and nobody can tell.
+//! Pipelines: commands are parsed ahead of the one that runs, and no client can tell.
 
 use super::Server;
 use std::io::{Read, Write};
 
-/// Commands that change what those behind them mean, or that run by themselves.
+/// Commands that change the meaning of those behind them, or that run by themselves.
 const LINES: &[&str] = &[
     "FLUSHALL",
     "SET a 1",
@@ -70,7 +70,7 @@ fn requests() -> Vec<Vec<u8>> {
     LINES.iter().enumerate().map(request).collect()
 }
 
-/// What the server answers to pieces that are sent one after the other.
+/// Returns the server's answers to pieces that are sent one after the other.
 fn answers<'a>(server: &Server, pieces: impl Iterator<Item = &'a [u8]>) -> String {
     let mut socket = server.socket();
     socket.set_nodelay(true).expect("set");

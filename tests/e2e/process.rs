@@ -29,7 +29,7 @@ fn a_signal_that_is_not_for_the_server_does_not_end_it() {
     server.stop_by(Signal::QUIT);
     server.restart();
     assert_eq!(server.client().get::<_, String>("key").expect("a value"), "value");
-    // One who asks twice is no emergency.
+    // A second request to stop is no emergency.
     server.signal(Signal::TERM);
     server.stop();
 }
@@ -67,7 +67,8 @@ fn a_server_whose_output_is_not_read_goes_on() {
     assert!(child.wait().expect("its status").success());
 }
 
-/// Runs the program with nobody at the other end of its output; its status and what it complains of.
+/// Runs the program with no reader at the other end of its output; returns its status and its
+/// complaints.
 fn unheard(args: &[&str]) -> (Option<i32>, String) {
     let mut child = Command::new(FLAGSTONE)
         .args(args)
@@ -98,7 +99,7 @@ fn help_that_is_not_read_to_its_end_is_no_error() {
     for command in commands {
         assert_eq!(unheard(&[command, "--help"]), (Some(0), String::new()), "{command}");
     }
-    // One that says what it has done.
+    // A subcommand that reports its work.
     let dir = tempfile::tempdir().expect("a directory");
     let data = dir.path().join("data");
     let mut server = Server::start(&["--dir", data.to_str().expect("a path")]);
@@ -107,7 +108,7 @@ fn help_that_is_not_read_to_its_end_is_no_error() {
     assert_eq!(check.0, Some(0), "{}", check.1);
 }
 
-/// What `--help` offers is there: a directive that can only be left alone is not in it.
+/// Each directive in `--help` has an effect: one that can only be left alone is not in it.
 #[test]
 fn help_describes_directives_and_commands() {
     let help = Command::new(FLAGSTONE).arg("--help").output().expect("it runs");

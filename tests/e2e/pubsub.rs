@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// How long something that happens by itself may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A client that shows what it is sent as it is.
+/// A client that shows the bytes that it receives as they are.
 struct Raw {
     socket: TcpStream,
     reader: BufReader<TcpStream>,
@@ -44,13 +44,13 @@ impl Raw {
         self.hear(want);
     }
 
-    /// Compares what comes next.
+    /// Compares the next bytes.
     #[track_caller]
     fn hear(&mut self, want: &str) {
         assert_eq!(self.lines(want.split(' ').count()), want);
     }
 
-    /// Whether the server closes the connection, whatever it sends before.
+    /// Returns true if the server closes the connection, whatever it sends before.
     fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         // A reset is an end too.
@@ -108,7 +108,7 @@ fn replies_are_those_of_the_reference() {
     three.expect("PUBSUB NUMPAT", ":1");
     three.expect("PUBSUB SHARDCHANNELS", "*1 $1 s");
     three.expect("PUBSUB SHARDNUMSUB s a", "*4 $1 s :1 $1 a :0");
-    // The reply comes before what it brings about.
+    // The reply of a command comes before the message that it causes.
     three.expect("PUBLISH a hi", ":2 >3 $7 message $1 a $2 hi");
     two.hear("*3 $7 message $1 a $2 hi");
     three.expect("PUBLISH pp hi", ":1");
@@ -271,7 +271,7 @@ fn a_subscriber_that_does_not_read_is_closed() {
         let omem = line.split(' ').find_map(|word| word.strip_prefix("omem="))?;
         omem.parse().ok()
     };
-    // The sockets' buffers may grow and take what was unsent; then the time begins anew.
+    // The sockets' buffers may grow and take the unsent bytes; then the time begins anew.
     eventually("the slow one is gone", || match unsent(&mut client) {
         None => true,
         Some(bytes) => {
@@ -317,7 +317,7 @@ fn monitors_see_the_commands_of_a_connection_in_order() {
     let mut client = Raw::connect(&server);
     let address = client.socket.local_addr().expect("its address");
     let mut commands = String::new();
-    // Keys of both workers, barriers, errors, and what is not shown.
+    // Keys of both workers, barriers, errors, and commands that MONITOR does not show.
     for n in 0..100 {
         commands
             .push_str(&format!("SET k{n} v\r\nMSET a{n} 1 b{n} 2\r\nDBSIZE\r\nLPUSH k{n} x\r\n"));

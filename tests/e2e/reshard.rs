@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 const OPTIONS: &[&str] = &["--workers", "2", "--appendfsync", "everysec"];
 
-/// What each key holds; sets and hashes in an order of their own.
+/// Returns the content of each key; sets and hashes in an order of their own.
 fn contents(server: &Server) -> BTreeMap<String, Vec<String>> {
     let mut client = server.client();
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut client).expect("keys");

@@ -17,7 +17,7 @@ const NEIGHBOURS_WAIT: Duration = Duration::from_secs(5);
 
 const OPTIONS: &[&str] = &["--workers", "2", "--shards", "2", "--busy-reply-threshold", "0"];
 
-/// They loop where an error is caught or handled.
+/// Scripts that loop where an error is caught or handled.
 const CATCHING: &[&str] = &[
     "xpcall(function() while true do end end, function() while true do end end)",
     "while true do pcall(coroutine.wrap(function() while true do pcall(coroutine.wrap(function() while true do end end)) end end)) end",
@@ -94,12 +94,12 @@ fn beside_others(server: &Server, what: &str, attack: impl FnOnce()) {
     assert!(longest < NEIGHBOURS_WAIT, "{what}: others waited {longest:?}");
 }
 
-/// Starts what `words` say, and has it killed while others work.
+/// Starts the command in `words`, and has it killed while others work.
 fn attacked(server: &Server, words: &[&str], kill: &str) {
     let mut client = server.client();
     beside_others(server, words[1], || {
         let attack = in_background(server, words);
-        // It runs for a while.
+        // The command runs for a while.
         sleep(Duration::from_millis(20));
         until(words[1], || run(&mut client, &[kill, "KILL"]).is_ok() || attack.is_finished());
         until(words[1], || attack.is_finished());
@@ -148,7 +148,7 @@ fn in_whatever_way_a_script_is_called_it_is_killed() {
     attacked(&server, &["FCALL", "f", "1", "k"], "FUNCTION");
     attacked(&server, &["FCALL_RO", "f", "0"], "FUNCTION");
     attacked(&server, &["EVAL", CATCHING[0], "3", "a", "b", "c"], "SCRIPT");
-    // What is returned may be small, and what it stands for endless.
+    // The returned table may be small, and its rendering endless.
     let answer = run(&mut client, &["EVAL", reply, "0"]);
     assert!(answer.expect_err("refused").to_string().contains("memory"));
     let raised = "error(setmetatable({}, {__index = function() while true do end end}))";
@@ -171,7 +171,7 @@ fn a_text_that_takes_long_to_compile_is_refused() {
             assert!(refused.contains("it takes more than"), "{refused}");
         });
     }
-    // One that is long and simple is compiled.
+    // A script that is long and simple is compiled.
     let script = format!("{} return 'done'", "local x = 1 x = x + 1 ".repeat(150));
     let long = script.replace("local", &format!("{}local", " ".repeat(400)));
     assert!(run(&mut server.client(), &["EVAL", &long, "0"]).is_ok());
@@ -184,7 +184,7 @@ fn until_in(client: &mut Connection, command: &str, clients: usize) {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("listed");
         list.matches(&format!("cmd={command} ")).count() == clients
     });
-    // It is received. What it does until it waits or runs for long takes milliseconds.
+    // The command is received. It needs some milliseconds until it waits or runs for long.
     sleep(Duration::from_millis(100));
 }
 
@@ -271,7 +271,7 @@ fn scripts_that_read_cold_data_are_killed() {
         let written = "redis.call('SET', KEYS[1], 1) local n = 0 while true do n = n + 1 \
                        redis.call('EXISTS', 'cold:' .. n % 20000) end";
         let mut client = server.client();
-        // It has written: only the end of the server ends it, and takes that back.
+        // The script has written: only the end of the server ends it, and undoes its writes.
         let attack = in_background(&server, &["EVAL", written, "1", "half"]);
         until_in(&mut client, "eval", 1);
         until("it has written", || {
@@ -302,7 +302,7 @@ fn a_client_that_is_killed_while_its_wait_begins_leaves_no_lock() {
         let blocked = spawn(move || -> RedisResult<Value> {
             redis::cmd("BLPOP").arg(words).arg(0).query(&mut blocked)
         });
-        // It holds the keys of one worker, or waits for them.
+        // BLPOP holds the keys of one worker, or waits for them.
         until_in(&mut client, "blpop", 1);
         run(&mut client, &["CLIENT", "KILL", "ID", &id.to_string()]).expect("closed");
         assert!(blocked.join().expect("joined").is_err());
@@ -319,7 +319,7 @@ fn commands_that_wait_for_a_script_are_refused_once_it_is_busy() {
         let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "1500"];
         let server = Server::start(&options);
         let mut client = server.client();
-        // It ends up with a hold on every worker.
+        // The script ends up with a hold on every worker.
         let script =
             "local n = 0 while true do n = n + 1 redis.call('GET', KEYS[1] .. n % 100) end";
         let attack = in_background(&server, &["EVAL", script, "1", "{k}"]);

@@ -29,7 +29,7 @@ fn error(client: &mut Connection, words: &[&str]) -> String {
     }
 }
 
-/// A script that runs on a connection of its own; what it came to.
+/// Runs a script on a connection of its own; joining returns its result.
 fn in_background(server: &Server, script: &str, key: &str) -> JoinHandle<RedisResult<Value>> {
     let (mut client, script, key) = (server.client(), script.to_owned(), key.to_owned());
     spawn(move || redis::cmd("EVAL").arg(script).arg(1).arg(key).query(&mut client))
@@ -71,7 +71,7 @@ fn others_are_told_that_a_script_is_busy() {
         {
             assert!(error(&mut client, words).contains("BUSY"), "{words:?}");
         }
-        // Who has queued learns it from EXEC.
+        // A client that has queued commands learns it from EXEC.
         let aborted = error(&mut queuing, &["EXEC"]);
         assert!(aborted.contains("BUSY"), "{aborted}");
         for words in [&["MULTI"][..], &["DISCARD"], &["UNWATCH"], &["HELLO", "2"], &["RESET"]] {
@@ -84,7 +84,7 @@ fn others_are_told_that_a_script_is_busy() {
         until("the end of BUSY", || run(&mut client, &["GET", "k"]).is_ok());
         assert!(error(&mut client, &["SCRIPT", "KILL"]).contains("No scripts in execution"));
         assert_eq!(get(&mut client, "queued"), None);
-        // Who was blocked all the while is served.
+        // The client that was blocked all the while is served.
         run(&mut client, &["RPUSH", "list", "x"]).expect("pushed");
         blocked.join().expect("joined").expect("popped");
     }
@@ -227,7 +227,8 @@ fn only_clients_that_want_the_keys_of_a_slow_script_wait() {
     run(&mut client, &["SET", "k", "0"]).expect("written");
     let script = "redis.call('SET', KEYS[1], 'x') while true do end";
     let slow = in_background(&server, script, "k");
-    // It is taken back from the worker's thread, and runs apart: then it has its key locked.
+    // The script is taken back from the worker's thread, and runs on its own: then it has its key
+    // locked.
     sleep(Duration::from_millis(200));
     let mut longest = Duration::ZERO;
     for n in 0..500 {

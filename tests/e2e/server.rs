@@ -15,7 +15,8 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `FLAGSTONE_TEST_STORE=s3://bucket/prefix`: the data of each server lies below that, in a prefix of
-/// its own that stays. Not for tests of what is in the directory, or of what `everysec` keeps.
+/// its own that stays. Not for tests of the directory's files, or of the writes that `everysec`
+/// keeps.
 const STORE: &str = "FLAGSTONE_TEST_STORE";
 
 /// Ports for servers: below those that systems give to outgoing connections, so that no client of
@@ -109,7 +110,7 @@ impl Server {
         log.expect("a file for the log")
     }
 
-    /// What its lives have logged so far.
+    /// Returns the log of all its lives so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
     }
@@ -141,12 +142,12 @@ impl Server {
         self.spawn();
     }
 
-    /// What a start that must fail says.
+    /// Returns the output of a start that must fail.
     pub fn refused(&self, options: &[&str]) -> String {
         self.refusal(options).1
     }
 
-    /// The status of a start that must fail, and what it says.
+    /// Returns the status of a start that must fail, and its output.
     pub fn refusal(&self, options: &[&str]) -> (Option<i32>, String) {
         let output = self.command().args(options).output().expect("the server's binary runs");
         assert!(!output.status.success(), "it started");

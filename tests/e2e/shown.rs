@@ -1,4 +1,5 @@
-//! What the server shows of itself has the names that the reference shows (`data/shown_names.txt`).
+//! The server's figures and settings have the names that the reference shows
+//! (`data/shown_names.txt`).
 
 use super::Server;
 use redis::Value;
@@ -103,7 +104,8 @@ fn statistics_of_a_client_count_ended_commands() {
     // CLIENT INFO counts once it has ended.
     assert_eq!(total(&[]), first + 1);
     assert_eq!(total(&[&["SET", "a", "1"]]), first + 3);
-    // What is unknown or wrong in number does not run; an error of a type does.
+    // An unknown command, or one with a wrong number of arguments, does not run; one that meets a
+    // wrong type does.
     assert_eq!(total(&[&["NOSUCH"], &["GET"], &["LPUSH", "a", "1"]]), first + 5);
     let queued: &[&[&str]] = &[&["MULTI"], &["SET", "a", "1"], &["SET", "b", "1"], &["EXEC"]];
     assert_eq!(total(queued), first + 10);

@@ -37,7 +37,7 @@ fn a_unix_socket_serves_as_a_port_does() {
     assert!(of_this.clone().all(|line| line.contains(" flags=U ")), "{list}");
     let info: String = redis::cmd("INFO").arg("server").query(&mut first).expect("info");
     assert!(info.contains(&format!("listener1:name=unix,bind={shown}")), "{info}");
-    // Larger than what the socket takes at once, in both directions.
+    // Larger than the socket takes at once, in both directions.
     let large = "x".repeat(8 << 20);
     let () = first.set("large", &large).expect("stored");
     assert_eq!(second.get::<_, String>("large").expect("a value"), large);

@@ -1,5 +1,5 @@
-//! What consumer groups change of a stream is no change of the stream for who watches or tracks it,
-//! as in the reference.
+//! Changes by consumer groups are no changes of the stream for clients that watch or track it, as
+//! in the reference.
 
 use super::Server;
 use redis::{Connection, Value};
@@ -82,7 +82,7 @@ fn groups_do_not_break_watches() {
     }
 }
 
-/// Whether a client that has read the stream is told that it has changed.
+/// Returns true if a client that has read the stream is told that it has changed.
 fn is_told(server: &Server, expected: bool, make_change: impl FnOnce()) -> bool {
     let mut socket = server.socket();
     let mut text = Vec::new();

@@ -28,7 +28,7 @@ fn add(client: &mut Connection, numbers: std::ops::Range<u32>) {
     let () = pipe.query(client).expect("stored");
 }
 
-/// Asks for what `left` says is there.
+/// Asks for the entries in `left`.
 fn check(client: &mut Connection, left: &[u32]) {
     let len = left.len();
     assert_eq!(run::<usize>(client, "XLEN s"), len);
@@ -55,7 +55,7 @@ fn streams_are_read_whatever_is_in_memory() {
     let mut left: Vec<u32> = (1..5001).collect();
     check(&mut client, &left);
     for round in 0..4u32 {
-        // Killed at once, what is cold is above all in the journal; later, in the engine.
+        // Killed at once, the server has cold data above all in the journal; later, in the engine.
         if round % 2 == 1 {
             std::thread::sleep(std::time::Duration::from_millis(400));
         }

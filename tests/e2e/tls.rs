@@ -337,7 +337,7 @@ fn certificates_change_live_and_a_bad_file_changes_nothing() {
     secured.logs("SIGHUP: certificates are loaded anew");
     let third = secured.client().certificate();
     assert_ne!(third, second);
-    // Connections keep what they began with.
+    // Connections keep the certificates that they began with.
     assert_eq!(old.call(&["PING"]), "+PONG");
 
     let refused = |name: &str, value: &str, reason: &str| {
@@ -454,7 +454,7 @@ fn handshakes_that_are_not_completed_keep_nobody_out() {
         (0..30).map(|_| TcpStream::connect(("127.0.0.1", secured.port)).expect("taken")).collect();
     let began = Instant::now();
     for _ in 0..3 {
-        // It waits for its place, and keeps it.
+        // The client waits for its place, and keeps it.
         let mut client = Client::connect(secured.port, &secured.config()).expect("taken");
         assert_eq!(client.call(&["PING"]), "+PONG");
     }

@@ -1,4 +1,4 @@
-//! Clients that keep what they have read.
+//! Clients that cache the keys that they have read.
 
 use super::Server;
 use redis::{Commands, PushInfo, PushKind, Value};
@@ -16,7 +16,7 @@ const TWO: [&str; 4] = ["--workers", "2", "--shards", "2"];
 /// How long it may take until everything is told.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A client that keeps what it reads until it is told to forget it.
+/// A client that keeps the values that it reads until an invalidation tells it to forget them.
 struct Keeper {
     client: redis::Connection,
     pushes: Receiver<PushInfo>,
@@ -36,7 +36,8 @@ impl Keeper {
         Self { client, pushes, kept: HashMap::new() }
     }
 
-    /// Forgets what it was told to up to the last reply; the keys ("*": all), in order.
+    /// Forgets the keys that were invalidated up to the last reply; returns them ("*": all), in
+    /// order.
     fn hear(&mut self) -> Vec<String> {
         let mut told = Vec::new();
         for push in self.pushes.try_iter().filter(|push| push.kind == PushKind::Invalidate) {
@@ -56,19 +57,19 @@ impl Keeper {
         told
     }
 
-    /// Reads keys with one command and keeps what is in them.
+    /// Reads keys with one command and keeps their values.
     fn read(&mut self, keys: &[&str]) {
         let values: Vec<Option<String>> = if let [key] = keys {
             vec![self.client.get(*key).expect("a value")]
         } else {
             self.client.mget(keys).expect("values")
         };
-        // What was told before the reply is about older values.
+        // Invalidations before the reply are about older values.
         self.hear();
         self.kept.extend(keys.iter().map(ToString::to_string).zip(values));
     }
 
-    /// What was sent before the reply is heard next.
+    /// Waits for a reply, so that `hear` gets all messages that were sent before it.
     fn ping(&mut self) {
         let pong: String = redis::cmd("PING").query(&mut self.client).expect("PONG");
         assert_eq!(pong, "PONG");
@@ -205,7 +206,7 @@ fn write(server: &Server, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Reads at random for a while, then waits until it keeps nothing but what is there.
+/// Reads at random for a while, then waits until it keeps only the values that the server has.
 fn keep(server: &Server, seed: u64, options: &[&str], until: Instant) {
     let mut draws = Draws(seed);
     let mut keeper = Keeper::new(server, options);
@@ -215,7 +216,7 @@ fn keep(server: &Server, seed: u64, options: &[&str], until: Instant) {
         match draws.below(12) {
             0..4 => keeper.read(&[keys[0].as_str(), keys[1].as_str()]),
             4 => {
-                // With NOLOOP it is not told of what it does itself.
+                // With NOLOOP the client is not told of its own writes.
                 let () = keeper.client.set(&keys[0], seed).expect("stored");
                 keeper.hear();
                 keeper.kept.remove(&keys[0]);

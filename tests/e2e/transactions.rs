@@ -1,4 +1,4 @@
-//! Several commands as one, and what keeps them from running.
+//! Several commands as one, and the changes that keep them from running.
 
 use super::Server;
 use redis::{Commands, Value};
@@ -26,7 +26,7 @@ fn try_run<T: redis::FromRedisValue>(
     command.query(client)
 }
 
-/// Whether EXEC of one PING runs.
+/// Returns true if EXEC of one PING runs.
 fn runs(client: &mut redis::Connection) -> bool {
     let () = run(client, "MULTI");
     let () = run(client, "PING");
@@ -150,7 +150,7 @@ fn a_watched_key_that_expires_counts() {
             }
             std::thread::sleep(Duration::from_millis(if active == "1" { 400 } else { 60 }));
             assert!(!runs(&mut client), "active expiry: {active}");
-            // It is gone by now, or is not but has expired.
+            // The key is deleted by now, or has expired and is still there.
             let () = run(&mut client, &format!("WATCH {key}"));
             assert!(runs(&mut client), "active expiry: {active}");
         }
@@ -227,7 +227,7 @@ fn a_watch_ends_with_everything_that_ends_it() {
         let () = other.set(LEFT, 2).expect("stored");
         assert!(runs(&mut client), "{end}");
     }
-    // What is watched is bounded; where not all can be, EXEC does not run.
+    // Watched keys are bounded; if not all can be watched, EXEC does not run.
     let server = Server::start(&["--memory-budget", "16mb"]);
     let mut client = server.client();
     let keys: Vec<String> = (0..2000).map(|n| format!("k{n}")).collect();
@@ -341,7 +341,7 @@ fn databases_are_part_of_a_transaction() {
     }
 }
 
-/// What is lent after databases were exchanged comes from where its owner has it.
+/// After an exchange of databases, a lent entry is read from the rows that its owner now names.
 #[test]
 fn cold_values_of_exchanged_databases_are_found() {
     let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
@@ -383,7 +383,7 @@ fn cold_values_of_exchanged_databases_are_found() {
         assert_eq!(items[7], Value::Int(40_000));
         assert_eq!(items[9], Value::Int(0));
         let cards = [LEFT, RIGHT].map(|key| client.zcard::<_, u64>(key).expect("a size"));
-        // One came, one went; then one went.
+        // The first round adds a member and removes one; the second only removes one.
         assert_eq!(cards, [40_000, 40_000 - round]);
     }
 }
@@ -467,7 +467,8 @@ fn write_until_killed(server: &Server, lane: usize, first: u64) -> Option<u64> {
     last
 }
 
-/// The newest so many of a feed: what is missing of it is found missing after it was changed.
+/// A feed that keeps its newest entries: a command finds only after its first change that data is
+/// missing.
 #[test]
 fn a_feed_that_is_cold_is_added_to_and_bounded() {
     for workers in ["1", "2"] {
@@ -510,7 +511,8 @@ fn a_feed_that_is_cold_is_added_to_and_bounded() {
     }
 }
 
-/// One that has changed something and meets a key that another holds waits, and begins anew.
+/// A transaction that has changed something and meets a key that another one holds waits, and
+/// begins anew.
 #[test]
 fn transactions_on_the_same_cold_keys_do_not_mix() {
     for workers in ["1", "2", "3"] {

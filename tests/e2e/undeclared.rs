@@ -1,5 +1,5 @@
-//! Commands whose keys follow from data: SORT with BY and GET. They see one moment, wherever the
-//! keys are, in memory or not.
+//! Commands whose keys follow from data: SORT with BY and GET. A command sees one moment, wherever
+//! its keys are, in memory or not.
 
 use super::Server;
 use redis::{Commands, Connection};
@@ -24,7 +24,7 @@ fn add(client: &mut Connection, key: &str, elements: std::ops::Range<u64>) {
     let () = client.sadd(key, elements).expect("stored");
 }
 
-/// Uses up the memory, so that what is not used gets cold, until told to stop.
+/// Uses up the memory, so that unused values get cold, until told to stop.
 fn fill(server: &Server, stop: &AtomicBool) {
     let mut client = server.client();
     let value = "x".repeat(50_000);

@@ -9,7 +9,7 @@ fn name(n: u32) -> String {
     format!("m{n:05}")
 }
 
-/// Asks for what `left` says is there: members with their numbers as scores, in order.
+/// Asks for the members in `left`, whose numbers are their scores, in order.
 fn check(client: &mut Connection, left: &[u32]) {
     let len = left.len();
     assert_eq!(client.zcard("z"), Ok(len));
@@ -42,7 +42,7 @@ fn sorted_sets_are_found_in_order_whatever_is_in_memory() {
     }
     check(&mut client, &left);
     for round in 0..4u32 {
-        // Killed at once, what is cold is above all in the journal; later, in the engine.
+        // Killed at once, the server has cold data above all in the journal; later, in the engine.
         if round % 2 == 1 {
             std::thread::sleep(std::time::Duration::from_millis(400));
         }

@@ -22,8 +22,8 @@ fn settle(rule: &str, mut complaints: Vec<String>) {
     assert!(complaints.is_empty(), "{rule}\nbroken in {} places:{list}\n", complaints.len());
 }
 
-/// Holds `found` (what breaks a rule, each with a complaint) against `listed`, the exceptions in
-/// the constant `list`.
+/// Holds `found` (the breaches of a rule, each with a complaint) against `listed`, the exceptions
+/// in the constant `list`.
 fn ratchet(rule: &str, list: &str, found: Vec<(String, String)>, listed: Vec<String>) {
     let mut complaints: Vec<String> = listed
         .iter()
@@ -37,7 +37,7 @@ fn ratchet(rule: &str, list: &str, found: Vec<(String, String)>, listed: Vec<Str
 
 /// A number that a rule limits.
 struct Figure {
-    /// As the entry in a list begins: the file, and what it is in there.
+    /// The begin of the entry in a list: the file, and the thing in it.
     key: String,
     number: usize,
     complaint: String,

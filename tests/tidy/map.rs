@@ -70,7 +70,7 @@ fn packages() -> BTreeMap<String, BTreeSet<String>> {
         }
     }
     let mut packages = BTreeMap::new();
-    // What is needed by tests too is told of those that need it for more.
+    // A package that tests need, too, counts for the crates that need it for more.
     for ((_, name), by) in needed {
         packages.entry(name).or_insert(by);
     }

@@ -116,7 +116,7 @@ fn without_tests(tokens: &[Token]) -> (Vec<Token>, usize) {
     (kept, test_lines)
 }
 
-/// Whether `tokens` begin with `#[cfg(…)]` that holds in tests, and not in the server.
+/// Returns true if `tokens` begin with a `#[cfg(…)]` that holds in tests, and not in the server.
 fn is_for_tests(tokens: &[Token]) -> bool {
     let begin = ["#", "[", "cfg", "("];
     if tokens.len() < begin.len() || !begin.iter().zip(tokens).all(|(text, token)| token.is(text)) {
@@ -192,7 +192,7 @@ pub(crate) fn tokens(text: &'static str) -> Vec<Token> {
     out
 }
 
-/// The kind and the length of what `rest` begins with; no kind for space and comments.
+/// Returns the kind and the length of the first token of `rest`; no kind for space and comments.
 fn next(rest: &str) -> (Option<Kind>, usize) {
     let bytes = rest.as_bytes();
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte >= 0x80;
@@ -290,7 +290,7 @@ pub(crate) fn first_names(file: &File, at: usize) -> Vec<&'static str> {
     names
 }
 
-/// Whether the word at `at` follows `::` or `as`.
+/// Returns true if the word at `at` follows `::` or `as`.
 fn is_behind_path(tokens: &[Token], at: usize) -> bool {
     tokens[at].is("as") || tokens[at - 1].is("as") || tokens[at - 1].is(":")
 }

@@ -1,4 +1,4 @@
-//! Scripts that try to change what other scripts see, or to reach forbidden values.
+//! Scripts that try to change the environment of other scripts, or to reach forbidden values.
 
 use super::*;
 

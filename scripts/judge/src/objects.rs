@@ -1,4 +1,4 @@
-//! What the operations on one key do: a register or a list, as one sequential object.
+//! The operations on one key: a register or a list, as one sequential object.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -77,7 +77,7 @@ fn number(state: &State) -> Json {
     }
 }
 
-/// The answer and what comes of the key; `None` if it holds another type.
+/// Returns the answer and the key's next state; `None` if the key holds another type.
 fn step(kind: Kind, state: &State) -> Option<(Json, State)> {
     match kind {
         Kind::Del => Some((i64::from(*state != State::Absent).into(), State::Absent)),
@@ -147,18 +147,20 @@ fn kind_of(event: &Event) -> Result<Kind, String> {
     })
 }
 
-/// Whether the operations on one key can be put in an order that explains all answers. An open one
-/// may happen at any time after its call, the end included: there nobody sees it.
+/// Returns true if some order of the operations on one key explains all answers. An operation
+/// without an answer may happen at any time after its call, even after all others, where no
+/// operation sees it.
 pub fn linearizable(events: Vec<Event>) -> Result<bool, String> {
     let mut actions = Vec::with_capacity(2 * events.len());
     let processes = events.iter().map(|event| event.process + 1).max().unwrap_or(0);
     for (n, event) in events.into_iter().enumerate() {
         let kind = kind_of(&event)?;
         let out = event.back.map(|_| event.out);
-        // Whoever had no answer has not gone on.
+        // A process that got no answer did not continue, so its last operation counts as another
+        // process.
         let process = if out.is_some() { event.process } else { processes + n };
         let operation = Operation { kind, out };
-        // What happens at one instant may have happened in any order.
+        // Events of one instant may have happened in any order.
         actions.push(((event.call, 0), (process, Action::Call(operation.clone()))));
         let back = (event.back.unwrap_or(u64::MAX), 1);
         actions.push((back, (process, Action::Response(operation))));

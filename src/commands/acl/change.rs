@@ -1,4 +1,4 @@
-//! ACL SETUSER, DELUSER, LOAD and SAVE: changes of users, and what they end.
+//! ACL SETUSER, DELUSER, LOAD and SAVE: changes of users, and the connections that a change closes.
 
 use crate::acl::{Account, AccountChange, Accounts, AclFile, ExchangedAccounts};
 use crate::clients::Client;

@@ -26,7 +26,7 @@ pub(super) fn hot_keys<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Sums up what several workers tell of a key: a coordinator may run on any of them.
+/// Adds up the rates that several workers report for a key: a coordinator may run on any of them.
 fn merged(told: impl Iterator<Item = HotKey>) -> Vec<HotKey> {
     let mut all: Vec<HotKey> = Vec::new();
     for hot in told {

@@ -139,7 +139,7 @@ fn show_help(out: &mut Reply) {
 /// Base of the declarations.
 const BASE: Spec = Spec { group: Group::Server, since: "2.8.13", flags: ADMIN, ..Spec::NEW };
 
-/// Tips of subcommands that answer with what one server knows.
+/// Tips of subcommands whose answer is about one server.
 const OF_EACH: &[&str] =
     &["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"];
 

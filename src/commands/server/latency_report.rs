@@ -8,7 +8,8 @@ use std::fmt::Write;
 const COLUMNS: usize = 80;
 const ROWS: usize = 4;
 
-/// Heights of the top of a bar within a row, the lowest first, and what is below the top.
+/// Characters of the top of a bar by its height within a row, the lowest first, and of the rows
+/// below.
 const TOPS: [char; 2] = ['_', 'o'];
 const BELOW: char = '#';
 

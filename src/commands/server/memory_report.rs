@@ -23,7 +23,7 @@ pub(super) struct MemoryFigures {
     pub(super) scripts: u64,
 }
 
-/// Returns the report: a line for each fault that the figures show, with what helps.
+/// Returns the report: a line for each fault that the figures show, with its remedy.
 pub(super) fn doctor_text(memory: &MemoryFigures) -> String {
     let faults = faults(memory);
     if faults.is_empty() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Set while the worker sleeps, or is about to.
 const ASLEEP: u64 = 1 << 63;
 
-/// Number of bits for those who ring; with more workers, several share one.
+/// Number of bits for the workers that ring; with more workers, several share one.
 const RINGERS: usize = 63;
 
 /// The operations on the bell's word. The model test has another one.
@@ -55,7 +55,7 @@ impl<W: Word> Doorbell<W> {
         self.0.set(bit(from)) == ASLEEP
     }
 
-    /// Returns those who have rung since the last time. To be called while the worker is awake.
+    /// Returns the workers that have rung since the last answer. The worker must be awake.
     pub(super) fn answer(&self) -> Rung {
         Rung(if self.0.load() == 0 { 0 } else { self.0.swap(0) })
     }

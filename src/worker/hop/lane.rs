@@ -67,7 +67,7 @@ impl<W: Word> Exchange<W> {
         &self.lanes[from * self.doors.len() + to]
     }
 
-    /// Sets what wakes a worker's thread.
+    /// Sets the waker of a worker's thread.
     pub(super) fn set_waker(&self, worker: usize, waker: Waker) {
         // A worker starts once.
         let _ = self.doors[worker].waker.set(waker);
@@ -88,7 +88,7 @@ impl<W: Word> Exchange<W> {
         }
     }
 
-    /// Returns those who have left letters for a worker.
+    /// Returns the workers that have left letters for this one.
     pub(super) fn answer(&self, worker: usize) -> Rung {
         self.doors[worker].bell.answer()
     }
@@ -125,7 +125,8 @@ impl<W: Word> Exchange<W> {
         self.doors[worker].gone.load(Ordering::SeqCst)
     }
 
-    /// Notes that a worker has ended, and tells all others, which fail what they have sent to it.
+    /// Notes that a worker has ended, and rings at all others, which fail the batches that they
+    /// have sent to it.
     pub(in crate::worker) fn leave(&self, worker: usize) {
         self.doors[worker].gone.store(true, Ordering::SeqCst);
         for other in (0..self.doors.len()).filter(|other| *other != worker) {

@@ -1,11 +1,12 @@
 //! The hop: how short batches of commands get from the worker of their connections to the worker of
 //! their keys, and the replies back.
 //!
-//! While its tasks run, a worker adds what its connections have for worker *t* to one open parcel
-//! for *t*. Before it sleeps, and after some number of polls at the latest, it posts its parcels
-//! and rings; then it runs the parcels of others, and commits once for all of them. A parcel comes
-//! back as the same object, with the replies. Replies that wait for a lock, for data or for the disk
-//! leave their parcel and go home later, as do long ones.
+//! While its tasks run, a worker adds the short batches of its connections for worker *t* to one
+//! open parcel for *t*. Before it sleeps, and at the latest after a turn or a bounded number of
+//! cycles or commands, it posts its parcels and rings; then it runs the parcels of others, and
+//! commits once for all of them. A parcel comes back as the same object, with the replies. Replies
+//! that wait for a lock, for data or for the disk leave their parcel and go home later, as do long
+//! ones.
 //!
 //! A worker has a bounded number of parcels under way to another one. A connection whose batch
 //! finds no room waits for one to come back. Long batches, coordinators and closures use the
@@ -212,7 +213,7 @@ impl Hop {
         let mut peers = self.peers.borrow_mut();
         for (target, peer) in peers.iter_mut().enumerate() {
             self.post(peer, exchange, target);
-            // What finds no room goes when a parcel has come back.
+            // A parcel that finds no room goes when another one has come back.
         }
     }
 
@@ -224,7 +225,7 @@ impl Hop {
         }
         let mut letters = self.letters.take();
         for from in (0..exchange.workers()).filter(|from| rung.has(*from)) {
-            // Before the letters: it leaves none after it has ended.
+            // Read before the letters: a worker leaves none after it has ended.
             let is_gone = exchange.is_gone(from);
             exchange.take(from, self.id, &mut letters);
             letters.drain(..).for_each(|letter| self.open(from, letter));
@@ -267,7 +268,7 @@ impl Hop {
         }
     }
 
-    /// Fails everything that a worker which has ended was sent.
+    /// Fails all batches that were sent to a worker which has ended.
     fn lose(&self, worker: usize) {
         let mut peers = self.peers.borrow_mut();
         let peer = &mut peers[worker];

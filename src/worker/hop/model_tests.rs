@@ -85,7 +85,7 @@ impl Wake for TaskReady {
     }
 }
 
-/// A batch, with its target and what it is to be answered with.
+/// A batch: its target, its marker, and the number of its commands.
 type SentBatch = (usize, Vec<u8>, usize);
 
 /// A connection: has batches to send, then waits.
@@ -211,7 +211,7 @@ impl HopWorker {
             }
         }
         if thread_rng().gen_ratio(1, 8) {
-            // It is killed; another one begins.
+            // The connection is killed; another one begins.
             self.hop.end(slot);
             connection.slot = None;
             connection.ready.0.store(true, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What a worker does at the exchange: posts and receives letters around the sleep of its thread,
+//! A worker's part in the exchange: it posts and receives letters around the sleep of its thread,
 //! runs the parcels of others, and waits for its own.
 
 use super::{CmdParcel, Incoming, Offer, SlotKey, WorkerReplies};
@@ -65,7 +65,8 @@ impl Worker {
         for _ in 0..LOOKS {
             let rests = self.exchange();
             if self.hop.woke.take() {
-                // They are about to run: it does not sleep, and nobody has to wake it.
+                // Connections are about to run: the thread does not sleep, so no worker has to wake
+                // it.
                 break;
             }
             if !rests && self.peers.exchange.sleep(self.id) {
@@ -204,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// Sends replies to whom they are for.
+    /// Sends replies to the connection that waits for them.
     pub(in crate::worker) fn send_replies(&self, held: HeldReplies) {
         match held.to {
             // If the connection has ended, the replies are dropped.

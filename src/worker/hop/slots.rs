@@ -1,6 +1,6 @@
 //! Slots: the connections of a worker that wait for replies of others. A slot ends with its
-//! connection's wait, whether the replies have come or not: what comes later finds another
-//! generation, and is dropped.
+//! connection's wait, whether the replies have come or not: later replies find another generation,
+//! and are dropped.
 
 use crate::worker::BatchReply;
 use smallvec::SmallVec;

@@ -56,8 +56,8 @@ pub(super) async fn open_engines(
         files: MAX_FILES / usize::from(shards.max(1)),
     };
     let merges = MergePermits::new(shards, options.merges);
-    // One engine alone flushes a memtable while the disk has another one; two have the disk at work
-    // anyway. A bucket answers late.
+    // The only engine of a node flushes a second memtable while the disk writes the first; several
+    // engines keep the disk busy with one each. A bucket answers late.
     let flushes = if is_local && shards > 1 { 1 } else { upkeep.flushes };
     let compression = options.compression;
     let upkeep = Upkeep {

@@ -295,7 +295,7 @@ impl Engine {
     /// Begins a read of the database: as long as the guard lives, no file is deleted that it needs.
     fn begin_read(&self) -> (EngineRead, Db) {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
-        // The files are those of the manifest that is known after that.
+        // The read uses the files of the manifest that is known after that.
         (opened.readers.begin(), opened.db.clone())
     }
 
@@ -343,7 +343,7 @@ impl Engine {
         value_bytes: u64,
     ) -> Result<u64> {
         let opened = self.opened();
-        // Before anything of it can be in a memtable.
+        // The keys are noted before any of these rows can be in a memtable.
         let noted = opened.points.note(rows.iter().map(|(key, _)| &key[..]));
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;

@@ -1,9 +1,9 @@
 //! The running reads of an engine, and the files that they keep.
 //!
-//! A merge replaces files, and reads that began before still use them. On a local disk nobody else
-//! does: a backup, a branch and a checkpoint have a checkpoint of SlateDB, which names its files. So
-//! a file is deleted as soon as the engine knows that it is replaced, and each read that had begun
-//! by then has ended. SlateDB's collector asks here before it deletes.
+//! A merge replaces files, and reads that began before still use them. On a local disk nothing else
+//! uses them: a backup, a branch and a checkpoint have a checkpoint of SlateDB, which names its
+//! files. So a file is deleted as soon as the engine knows that it is replaced, and each read that
+//! had begun by then has ended. SlateDB's collector asks here before it deletes.
 
 use async_trait::async_trait;
 use slatedb::{DbStatus, GcFilter, ObjectMetadata};

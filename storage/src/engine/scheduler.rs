@@ -96,9 +96,9 @@ struct Scheduler {
 
 /// Merges of one kind.
 struct MergeLane {
-    /// Those of the node.
+    /// Permits of the node.
     permits: Arc<Semaphore>,
-    /// That of the engine's merge.
+    /// Permit of the engine's merge.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
 

@@ -159,7 +159,7 @@ fn wait_until_gone(process: &Process, store: &InMemory, replaced: &[Path]) {
     let begun = Instant::now();
     while files(store).iter().any(|file| replaced.contains(file)) {
         assert!(begun.elapsed() < Duration::from_secs(30), "replaced files are left");
-        // The collector leaves what is newer than the newest file of level 0.
+        // The collector leaves files that are newer than the newest one of level 0.
         process.put(DEAD, 0..10);
         process.flush();
         std::thread::sleep(Duration::from_millis(200));

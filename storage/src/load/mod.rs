@@ -97,9 +97,10 @@ impl Partition {
     /// Loads the needs at once, if all their rows are in memory: pending, or in files that the
     /// system has there. Else returns the needs.
     ///
-    /// Nothing can change meanwhile, so the keys need not be locked; but nobody else may hold
-    /// locks on them, who might be reading the same. Changes of the open round are not in the way:
-    /// what it changes is known to the value until the round is closed, and not asked for.
+    /// Nothing can change meanwhile, so the keys need not be locked; but no other command may hold
+    /// locks on them: it might be reading the same rows. Changes of the open round are not in the
+    /// way: a value knows the elements that the round has changed until the round is closed, and
+    /// does not ask for them.
     pub fn load_in_place(&mut self, needs: Vec<Need>) -> Result<(), Vec<Need>> {
         let is_point =
             |need: &Need| matches!(need.part, None | Some(Part::Fields(_) | Part::Chunks(_)));

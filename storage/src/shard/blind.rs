@@ -133,10 +133,11 @@ impl Shard {
         replayed
     }
 
-    /// Notes what the engine is about to have resolved above its `applied`.
+    /// Notes the operations above its `applied` that the engine is about to have resolved.
     fn carry(&mut self, resolved: Resolved) {
         let same = |carried: &Resolved| (carried.lsn, carried.ops) == (resolved.lsn, resolved.ops);
-        // If the replay has not passed what was carried, that is still to be counted.
+        // If the replay has not passed the carried operations, their corrections are still to be
+        // counted.
         if !self.blind.carried.as_ref().is_some_and(same) {
             self.blind.count(Lsn::MAX, &mut self.counters);
             self.blind.is_counted = true;

@@ -59,7 +59,7 @@ impl BlindState {
     }
 
     /// Returns true if the engine has the expiry index as it was behind the record at `lsn`, or
-    /// later: a replay must not bring back what corrections have removed.
+    /// later: a replay must not bring back the rows that corrections have removed.
     pub(crate) fn has_times(&self, lsn: Lsn) -> bool {
         self.carried.as_ref().is_some_and(|carried| lsn < carried.lsn)
     }
@@ -73,8 +73,9 @@ impl BlindState {
         }
     }
 
-    /// Returns what is resolved once all operations up to `lsn` are, or those that were merged of
-    /// it; `replaced`: the corrections that `carried` does not have.
+    /// Returns the operations that are resolved once those up to `lsn` are: all of that record if
+    /// `whole`, otherwise those that were merged. `replaced`: the corrections that `carried` does
+    /// not have.
     pub(crate) fn resolved_up_to(&self, lsn: Lsn, whole: bool, replaced: &Replaced) -> Resolved {
         let merged = if self.at.0 == lsn { self.at.1 } else { 0 };
         let ops = if whole { u64::MAX } else { merged };

@@ -46,7 +46,7 @@ impl Store {
             let at = self.layout.key_hash(&entry.key);
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
         } else if !written && entry.round == 0 && !entry.is_live() && self.is_hot(db, &entry.key) {
-            // It was made for the loan: the key is known to be absent without it.
+            // The entry was made for the loan: the key is known to be absent without it.
             return;
         }
         entry.counted = entry.memory();
@@ -112,7 +112,7 @@ mod tests {
         }
         assert_eq!(store.memory(), before);
         assert!(store.is_hot(0, b"k1") && !store.exists(0, b"k1").unwrap());
-        // One whose deletion may not be durable yet keeps its round.
+        // An entry whose deletion may not be durable yet keeps its round.
         let mut entry = store.lend(0, b"k2").unwrap();
         entry.dirty = true;
         store.give_back(0, entry, false);

@@ -1,5 +1,5 @@
 //! Hashes, sets and sorted sets of changing size next to plain maps, while they are sealed, evicted
-//! and dropped in part: they are packed and unpacked, and always hold what the maps hold.
+//! and dropped in part: they are packed and unpacked, and always have the elements of the maps.
 
 use super::collection::{MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX};
 use super::{Entry, Hash, Set, SetEncoding, Typed, Value, Zset};

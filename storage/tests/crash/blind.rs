@@ -1,4 +1,5 @@
-//! Puts that do not know what they replace, with a kill at every step until they are resolved.
+//! Puts that do not know the row that they replace, with a kill at every step until they are
+//! resolved.
 
 use crate::image::Pick;
 use crate::model::{Model, V};
@@ -279,7 +280,7 @@ fn no_cut_is_handed_over_before_its_operations_are_resolved() {
     verify_images(world, &root, &mut number);
 }
 
-/// Those who count wait, and no put is blind meanwhile; beyond a bound none is either.
+/// Commands that count keys wait, and no put is blind meanwhile; beyond a bound none is either.
 #[test]
 fn counters_are_exact_when_a_client_asks() {
     let root = tempfile::tempdir().unwrap();
@@ -331,7 +332,7 @@ fn a_start_with_little_memory_resolves_the_rows_that_it_hands_over() {
         let options = OpenOptions { replay_bytes, ..options(&dir, 2) };
         let mut again = World::open_with(options, image.model.clone());
         if let Some(rows) = part {
-            // Some of what follows is in the engines, too.
+            // The engines have some of the later rows, too.
             for shard in 0..SHARDS {
                 again.partition.cut(shard);
                 again.resolve(shard, false);
@@ -351,7 +352,8 @@ fn a_start_with_little_memory_resolves_the_rows_that_it_hands_over() {
     last.verify_no_garbage("all is handed over");
 }
 
-/// The engine loses what it was given, also rows that later operations have replaced blindly.
+/// The engine loses the rows that it was given, also rows that later operations have replaced
+/// blindly.
 #[test]
 fn an_engine_that_is_opened_again_resolves_its_rows() {
     for (part, is_flushed) in [(None, false), (Some((3, 2)), true), (Some((2, 6)), false)] {

@@ -23,7 +23,7 @@ fn sums_are_printed_for_humans() {
     for (a, b, expected) in cases {
         assert_eq!(sum(a, b).as_deref(), Some(expected), "{a} + {b}");
     }
-    // An integer with all its digits, beyond what a double holds.
+    // An integer with all its digits, beyond the precision of a double.
     #[cfg(target_arch = "x86_64")]
     assert_eq!(sum("9223372036854775807", "-1").as_deref(), Some("9223372036854775806"));
 }

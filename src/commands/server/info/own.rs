@@ -25,7 +25,7 @@ impl Packing {
         }
     }
 
-    /// Returns the size of the files' rows, as a part of what these were before.
+    /// Returns the size of the files' rows in thousandths of their size before compression.
     fn permille(&self) -> u64 {
         self.packed * 1000 / self.plain.max(1)
     }

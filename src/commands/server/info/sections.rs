@@ -82,7 +82,7 @@ impl Page<'_> {
         ]);
     }
 
-    /// Writes what the stores of the data and of the journal have cost.
+    /// Writes the requests to the stores of the data and of the journal, and their price.
     pub(super) fn store(&mut self) {
         let node = self.node;
         let place = &node.checkpoints.source.store;
@@ -148,7 +148,7 @@ impl Page<'_> {
         ]);
     }
 
-    /// Writes what the memory of the connections is used for.
+    /// Writes the memory of the connections by its use.
     pub(super) fn client_memory(&mut self) {
         let clients = self.node.clients.all();
         let limit = Node::client_memory_limit(&self.worker.settings());

@@ -119,7 +119,8 @@ impl NewDirectory {
         if is_unfinished && found.iter().all(|name| is_made(name)) {
             return Ok(Vacancy::Unfinished);
         }
-        // Without names: a user who may make branches need not know what is stored where.
+        // The error lists no names: a user who may make branches need not know what is stored
+        // where.
         bail!("{} is not empty: a new place is needed, or an empty one", self.place)
     }
 

@@ -57,7 +57,7 @@ pub(super) struct PointFile {
     keys: Box<[u8]>,
     /// End of the last block.
     end: u32,
-    /// Size of its rows; zero if it does not say what they were before they were compressed.
+    /// Size of its rows; zero if the file does not tell their size before compression.
     pub(super) size: PackedSize,
 }
 

@@ -1,20 +1,21 @@
 //! Point reads in an engine's files without its iterators.
 //!
 //! SlateDB reads a row through a chain of boxed asynchronous iterators, which costs far more than
-//! the search itself. Here a [`FileView`] has what a search needs of every file that the manifest
-//! names: the range of its keys, its block index, its filter, and an open descriptor. A row is then
-//! one binary search per run, and nearly always one block, which is read in place if the system has
-//! it in memory, and on a thread of its own if not.
+//! the search itself. Here a [`FileView`] has the data that a search needs of every file in the
+//! manifest: the range of its keys, its block index, its filter, and an open descriptor. A row is
+//! then one binary search per run, and nearly always one block, which is read in place if the
+//! system has it in memory, and on a thread of its own if not.
 //!
-//! Files are only part of an engine: newer rows may be in its memtables. [`RecentKeys`] has the keys
-//! of all rows that no file of the view has, and such keys are read by SlateDB, as are files that
-//! are not held open or of another format, merge operands, and whatever is damaged or
-//! cannot be read: its errors are those that everybody knows. So an answer from here is one that
-//! SlateDB would give. That rests on these facts:
+//! Files are only part of an engine: newer rows may be in its memtables. [`RecentKeys`] has the
+//! keys of all rows that no file of the view has. SlateDB reads such keys, files that are not held
+//! open or have another format, merge operands, and blocks that are damaged or cannot be read, so
+//! that callers get its errors. So an answer from here is one that SlateDB would give. That rests
+//! on these facts:
 //!
 //! - All batches go through [`Engine::write`](super::Engine::write), which notes their keys before
-//!   it gives them to SlateDB. There is no WAL, so a memtable has nothing else. A new engine for one
-//!   that closed itself begins with no keys, and is given what its files lack by the same way.
+//!   it gives them to SlateDB. There is no WAL, so a memtable has nothing else. A new engine for
+//!   one that closed itself begins with no keys, and gets the rows that its files lack by the same
+//!   call.
 //! - A memtable becomes a file of level 0 as a whole, in order, and the manifest that names the
 //!   file names the last sequence number of the memtable. Keys are dropped together with the
 //!   exchange of the view, so every snapshot has each row in its files or among its keys.
@@ -56,7 +57,7 @@ const BUFFER: usize = 64 << 10;
 const ALL_CACHED: u32 = 1 << 16;
 const WORTH_TRYING: u32 = ALL_CACHED / 10;
 
-/// Of those it tries one in so many.
+/// Below that share it tries one block in so many.
 const COLD_TRIES: u32 = 32;
 
 /// A try counts as one part in so many of that share.

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 /// Maximum number of threads. They are started when they are needed.
 const MAX_READERS: usize = 16;
 
-/// Maximum number of rows that a thread reads in one go: those who wait for them give up when none
-/// of their goes ends for a while.
+/// Maximum number of rows that a thread reads in one job: a caller gives up when none of its jobs
+/// ends for a while.
 const JOB_READS: usize = 32;
 
 /// Size of their stacks in bytes.
@@ -79,7 +79,7 @@ impl DiskReaders {
         let thread = thread::Builder::new().name("reader".into()).stack_size(STACK);
         match thread.spawn(move || shared.run()) {
             Ok(_) => queue.threads += 1,
-            // Nobody would take it.
+            // No thread would take it.
             Err(_) if queue.threads == 0 => drop(queue.jobs.pop_back()),
             Err(_) => {}
         }
@@ -123,7 +123,7 @@ impl ReadJob {
         let mut rows = Vec::with_capacity(reads.len());
         for (number, key, place) in reads {
             if to.is_closed() {
-                // Nobody waits any more.
+                // The caller has given up.
                 return;
             }
             let row = with_buffer(|buffer| match place.snapshot.find(&key, Access::Disk, buffer) {
@@ -133,7 +133,7 @@ impl ReadJob {
             });
             rows.push((number, row));
         }
-        // Those who asked may have given up.
+        // The caller may have given up.
         let _ = to.send(rows);
     }
 }

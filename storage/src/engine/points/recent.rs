@@ -39,8 +39,8 @@ impl KeyBits {
         (&self.0[word], bits)
     }
 
-    // Relaxed: a key is looked up only by those who know that its batch was written, and the
-    // message that told them is what orders the two.
+    // Relaxed: a reader looks a key up only once a message has told it that the key's batch was
+    // written, and the message orders the two.
     fn insert(&self, hash: u64) {
         let (word, bits) = self.place(hash);
         word.fetch_or(bits, Ordering::Relaxed);

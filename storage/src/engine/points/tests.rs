@@ -1,4 +1,4 @@
-//! Point reads find what SlateDB finds.
+//! Point reads find the same rows as SlateDB.
 
 use super::file::Access;
 use super::{Point, Points};
@@ -74,7 +74,7 @@ impl Local {
         self.runtime.block_on(self.engine.get(key)).unwrap()
     }
 
-    /// Returns what a read from memory, and from the disk if that is needed, finds.
+    /// Returns the result of a read from memory, and from the disk if that is needed.
     fn find(&self, key: &[u8]) -> Read {
         match self.find_cached(key) {
             Read::OnDisk => self.find_on_disk(key),

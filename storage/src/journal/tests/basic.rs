@@ -301,8 +301,8 @@ fn a_sync_inline_is_not_done_twice() {
     assert_eq!(journal.stats().syncs, 100);
 }
 
-/// Appending must stay far below what a command costs; the bound is loose for debug builds on
-/// busy machines.
+/// An append must cost far less than a command; the bound is loose for debug builds on busy
+/// machines.
 #[test]
 fn appending_is_cheap() {
     let dir = tempfile::tempdir().unwrap();

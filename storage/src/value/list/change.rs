@@ -50,7 +50,7 @@ impl List {
                     if front { pack.push_front(element) } else { pack.push_back(element) }
                 });
             }
-            // It will hardly grow any more.
+            // The full node will hardly grow any more.
             self.nodes.update(at, |node| {
                 if let NodeState::Loaded(pack) = &mut node.kind {
                     pack.shrink();

@@ -217,7 +217,7 @@ impl List {
         self.nodes.iter().filter_map(ListNode::pack).flat_map(Pack::iter)
     }
 
-    // ---- what must be in memory --------------------------------------------------------------
+    // ---- parts that must be in memory --------------------------------------------------------
 
     /// Checks that every element is in memory.
     pub fn require_all(&self) -> Result<(), Part> {

@@ -58,7 +58,7 @@ impl Order {
         }
     }
 
-    // ---- what to load ------------------------------------------------------------------------
+    // ---- parts to load -----------------------------------------------------------------------
 
     /// Returns a page of about `want` items of a block and later blocks, within `from` to `to`.
     fn page(&self, at: At, from: &OrderPlace, to: &OrderPlace, want: u64) -> Part {

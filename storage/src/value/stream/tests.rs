@@ -193,8 +193,8 @@ fn entries_are_deleted_though_the_rows_behind_their_node_are_not_in_memory() {
     let mut world = World::new(100);
     world.add_many(1000, 20);
     world.reload();
-    // Each but the first is in the node that was read for the first, of which nothing is known
-    // behind that; some are in one plan with entries of other nodes.
+    // The first deletion reads the node of the entries; no row behind that node is known. Some
+    // entries are in one plan with entries of other nodes.
     for ids in [&[450][..], &[470], &[1, 480, 720], &[405, 499, 730, 990]] {
         let ids: Vec<_> = ids.iter().map(|ms| StreamId::new(*ms, 0)).collect();
         assert_eq!(world.delete(&ids), ids.len() as u64);

@@ -337,7 +337,7 @@ fn a_hash_is_unpacked_and_packed_again_between_kills() {
         assert!(rounds <= 8, "it is rewritten again and again");
         world.evict();
         change_hash(&mut world, b"h", &[(rounds, 349)], &[]);
-        // What is on disk is what the number of rewrites is counted from.
+        // The number of rewrites goes on from that in the row on disk.
         world = kill(world, &root, &mut number);
         if rounds % 2 == 0 || rounds == 8 {
             world.settle();

@@ -1,4 +1,4 @@
-//! Another number of shards, and what an interruption leaves.
+//! Another number of shards, and the remains of an interrupted change.
 
 use super::*;
 

@@ -320,7 +320,7 @@ impl BucketRecovery {
         let records = self.records(found).await?;
         found.before = found.header.last;
         let each = |part: &ObjectPart<'_>| {
-            // Of a commit whose beginning was dropped, nothing counts any more.
+            // A commit whose beginning was dropped does not count any more.
             found.before = found.before.min(part.header.lsn - u64::from(!part.rest));
             found.spans.add(&part.shards, part.header.lsn, part.header.record_len());
         };
@@ -341,7 +341,7 @@ impl BucketRecovery {
         }
     }
 
-    // ---- what was found ----------------------------------------------------------------------
+    // ---- the journal that was found ----------------------------------------------------------
 
     /// Returns the last lsn.
     pub fn end(&self) -> Lsn {

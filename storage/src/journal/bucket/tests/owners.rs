@@ -77,7 +77,7 @@ fn at_no_time_two_own_the_data() {
                     client.die();
                     running.kill();
                 } else {
-                    // It runs on, cut off or not, and asks no more.
+                    // The owner runs on, cut off or not, and asks no more.
                     tokio::time::sleep(2 * SHORT).await;
                 }
             }

@@ -231,7 +231,7 @@ impl Groups {
             return self.pending.update(&key, |node| node.put(key.base, entry)).flatten();
         }
         if entry.id > node.last().id {
-            // It will hardly grow any more.
+            // The full node will hardly grow any more.
             self.pending.update(&key, PendingNode::shrink);
             self.add_node(group, entry.id, PendingNode::of(entry.id, [entry]));
             return None;
