@@ -1,11 +1,12 @@
 //! A worker: an OS thread with a private current-thread runtime, which owns shards, connections, or
-//! both. All its state stays on its thread except the [`Mailbox`].
+//! both. All its state stays on its thread except the [`Mailbox`] and its part of the exchange
+//! (`hop/`).
 //!
-//! A worker serves its connections and its mailbox in turns. Commands on its own keys run in place;
-//! those that have to wait for locks or for data are parked, and those that need several workers go
-//! to a coordinator. Commands stage changes in the open round, which one commit appends to the
-//! journal as a record; replies are held until the rounds that they show are stored, in the mode
-//! `always` until they are durable.
+//! A worker serves its connections, its mailbox and the parcels of other workers in turns. Commands
+//! on its own keys run in place; those that have to wait for locks or for data are parked, and those
+//! that need several workers go to a coordinator. Commands stage changes in the open round, which
+//! one commit appends to the journal as a record; replies are held until the rounds that they show
+//! are stored, in the mode `always` until they are durable.
 
 mod account;
 mod ahead;
