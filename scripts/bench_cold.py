@@ -187,7 +187,7 @@ def measure(server, data, command, pipeline, options):
 
 
 def overwrite(server, data, pipeline, options):
-    """SETs any keys for as long as a cell, so that what follows them is at work in the next one."""
+    """SETs any keys for as long as a cell, so that their background work runs in the next one."""
     with Load(server, data.work("SET", Uniform(data.number), pipeline), options.clients[0], options.processes) as load:
         load.run(options.seconds)
 
