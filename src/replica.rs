@@ -86,14 +86,14 @@ pub struct Replica {
     link: Mutex<LinkView>,
     /// Counts the changes of the primary: a link that has another number has to end.
     epoch: AtomicU64,
-    /// Bits of what the gate asks for, 0 for a primary with all of its data.
+    /// Bits for the questions of the gate, 0 for a primary with all of its data.
     state: AtomicU8,
     is_up: AtomicBool,
     /// Number of bytes of the stream that are applied.
     offset: AtomicU64,
     /// Full and partial synchronisations since the start.
     pub syncs: SyncCounts,
-    /// Serialises what links do to the data: a former one may be at work still.
+    /// Serialises the changes that links make: a former link may still be at work.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 

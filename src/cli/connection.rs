@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Returns the address with what the options say beside the place.
+    /// Returns the address, completed by the options that do not name the place.
     fn completed(&self, mut address: Address) -> Address {
         if let ServerPlace::Tcp { is_secure, .. } = &mut address.place {
             *is_secure |= self.tls;

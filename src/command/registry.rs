@@ -34,8 +34,8 @@ pub fn declared(name: &str) -> Option<&'static Command> {
 }
 
 /// Returns the command or subcommand ("container|name") that a rule of access control means, ignoring
-/// case: rules have the names of declarations, so that a file of users does not depend on what
-/// clients call the commands.
+/// case: rules have the names of declarations, so that a file of users does not depend on the names
+/// by which clients call the commands.
 pub fn of_rule(name: &[u8]) -> Option<&'static Command> {
     static DECLARED: OnceLock<FnvHashMap<&str, &Command>> = OnceLock::new();
     let names = || every().map(|command| (command.full_name, command)).collect();

@@ -41,7 +41,8 @@ impl Request {
         }
     }
 
-    /// Returns true if no client has sent the command: nobody refuses it for the server's state.
+    /// Returns true if the stream of a primary has the command: the server's state does not refuse
+    /// it.
     pub fn is_of_stream(&self) -> bool {
         self.client == 0 && self.sees_expired
     }

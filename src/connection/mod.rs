@@ -328,7 +328,7 @@ impl Connection {
     /// processed.
     fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
         if self.session.client.is_killed() {
-            // What was sent after the reply to CLIENT KILL or ACL DELUSER never runs.
+            // A command that was sent after the reply to CLIENT KILL or ACL DELUSER never runs.
             return (Pause::Close, 0);
         }
         let mut settings = self.worker.settings();

@@ -115,7 +115,8 @@ impl Applier {
         .await
     }
 
-    /// Stores that the data is that of no stream any more, and whether it is a part of one only.
+    /// Stores that the data no longer follows a stream, and whether it is only a part of a data
+    /// set.
     pub(super) async fn forget_position(
         &self,
         epoch: Option<u64>,
@@ -236,7 +237,7 @@ async fn run_others(
     Ok(any)
 }
 
-/// Runs a command in a session of its own, of a user who may do everything.
+/// Runs a command in a session of its own, with all rights.
 async fn run_alone(
     worker: &Rc<Worker>,
     command: &'static Command,

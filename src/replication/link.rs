@@ -60,8 +60,8 @@ struct PrimaryLink {
     epoch: u64,
     /// Reason for which the link was down last, and was logged.
     told: String,
-    /// True while the primary sends what this server then cannot use: a data set, or a part of the
-    /// stream.
+    /// True while the primary sends bytes that this server cannot use after a break: a data set, or
+    /// a part of the stream.
     is_costly: bool,
 }
 
@@ -170,8 +170,8 @@ impl PrimaryLink {
         beaten.map(|()| position)
     }
 
-    /// Waits for a future, and sends the primary a message each second meanwhile. The future is never
-    /// given up: what it has begun goes on in any case. Returns its result, and that of the messages.
+    /// Waits for a future, and sends the primary a message each second meanwhile. The future is
+    /// never given up: its work goes on in any case. Returns its result, and that of the messages.
     async fn beating<T>(
         &self,
         wire: &mut PrimaryWire,

@@ -187,7 +187,7 @@ impl StreamSplitter {
         }
     }
 
-    /// Returns what was gathered, if the position has advanced.
+    /// Returns the gathered commands, if the position has advanced.
     pub(super) fn batch(&mut self) -> Option<Batch> {
         self.ends = false;
         let Gathered { commands, .. } = std::mem::take(&mut self.gathered);

@@ -140,7 +140,7 @@ impl Run<'_, '_> {
     /// it is no longer refused.
     fn refusal(&self, flags: CommandFlags) -> Option<&'static str> {
         let unit = self.unit;
-        // Nobody refuses the commands of another server's stream.
+        // Commands of another server's stream are not refused.
         if self.wrote || unit.request.is_of_stream() {
             return None;
         }

@@ -33,8 +33,9 @@ pub struct DepartingKeys {
 }
 
 impl Worker {
-    /// Locks keys of this worker, tells what they hold, and waits for the names of those that are to
-    /// be deleted; then deletes them, and waits until that is stored. If nobody answers, none is.
+    /// Locks keys of this worker, sends their values to the caller, and waits for the names of the
+    /// keys to delete; then deletes these, and waits until that is stored. If the caller does not
+    /// answer, no key is deleted.
     pub(crate) async fn depart(
         self: Rc<Self>,
         db: u32,
@@ -45,7 +46,7 @@ impl Worker {
         let keys: Vec<LockKey> = names.iter().map(|name| (db, name.clone())).collect();
         let (_lock, granted) = self.lock(&keys);
         granted.await.map_err(|_| "ERR the command was abandoned".to_owned())?;
-        // Whoever asked may have ended.
+        // The caller may have ended.
         let _ = tell.send(self.look_up(db, &names).await);
         let Ok(gone) = arrived.await else { return Ok(()) };
         if gone.is_empty() {
@@ -94,7 +95,7 @@ impl Worker {
         Ok(departure)
     }
 
-    /// Returns a key's value, loading what is missing; `None` if there is none.
+    /// Returns a key's value, and loads its missing parts; `None` if there is none.
     async fn whole_payload(
         self: &Rc<Self>,
         db: u32,

@@ -303,7 +303,7 @@ fn a_header_that_never_ends_is_closed_in_time_and_keeps_nobody_out() {
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     for mut socket in silent {
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        // What was sent and not read makes it a reset.
+        // Bytes that the server has not read make it a reset.
         match socket.read(&mut [0; 1]) {
             Ok(bytes) => assert_eq!(bytes, 0),
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),

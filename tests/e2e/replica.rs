@@ -1,6 +1,6 @@
 //! This server as the replica of another one: a small primary that speaks Redis's protocol of
-//! replication, with a stream that outlives its replicas. What the roles of a server mean for its
-//! clients is in `roles`.
+//! replication, with a stream that outlives its replicas. The effects of a server's role on its
+//! clients are in `roles`.
 
 use super::Server;
 use redis::{Commands, Connection};
@@ -389,7 +389,7 @@ fn a_link_is_tried_again_and_says_why_it_is_down() {
     primary.state().refuses = false;
     primary.wait();
     assert_eq!(text(&mut client, &["GET", "a"]), "b");
-    // A blocked client would take what the primary pushes.
+    // A blocked client would take elements that the primary pushes.
     assert!(text(&mut client, &["BLPOP", "a", "0"]).contains("READONLY"));
 }
 

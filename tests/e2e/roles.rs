@@ -1,5 +1,5 @@
-//! What the role of a server means for its clients: becoming a replica and a primary again, data
-//! sets that fail or are cut off, and what a replica refuses.
+//! The effects of a server's role on its clients: becoming a replica and a primary again, data sets
+//! that fail or are cut off, and the commands that a replica refuses.
 
 use super::Server;
 use super::certificates::{Authority, Files};

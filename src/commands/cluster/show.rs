@@ -7,7 +7,7 @@ use crate::transport::PeerAddr;
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::resp::Reply;
 
-/// Difference between the port for clients and that of the cluster bus, which nobody listens on.
+/// Difference between the port for clients and that of the cluster bus, on which no server listens.
 const BUS_OFFSET: u32 = 10_000;
 
 /// Returns an id with its digits in reverse order: the shard has another id than its node.

@@ -112,7 +112,7 @@ fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Com
     }
 }
 
-/// Returns what was added to a command, by the version: the arguments that are younger than it.
+/// Returns the additions to a command, by the version: the arguments that are younger than it.
 fn history(arguments: &[Argument]) -> Vec<(&'static str, String)> {
     let mut added = Vec::new();
     collect_added(arguments, &mut added);

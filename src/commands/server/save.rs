@@ -39,8 +39,8 @@ fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
-/// `BGREWRITEAOF`: what a start has to replay becomes short, as after a rewrite of the reference's
-/// file.
+/// `BGREWRITEAOF`: takes a checkpoint, so that a start has few records to replay, as after a
+/// rewrite of the reference's file.
 fn bgrewriteaof(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     if begin(cx.node).is_none() {
         return Err("ERR Background append only file rewriting already in progress".into());

@@ -22,7 +22,7 @@ pub enum SourceExtent {
     /// The data is that of this server alone, or of the stream at the position.
     #[default]
     Whole,
-    /// A data set was being loaded: what is stored is an unknown part of it.
+    /// A data set was being loaded: the stored data is an unknown part of it.
     Part,
 }
 

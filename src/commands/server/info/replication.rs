@@ -3,7 +3,7 @@
 use super::Page;
 use crate::replica::{LinkState, LinkView, Primary};
 
-/// Replication id of nobody.
+/// Replication id that stands for none.
 const NO_ID: &str = "0000000000000000000000000000000000000000";
 
 impl Page<'_> {
