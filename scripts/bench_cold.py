@@ -56,7 +56,7 @@ def note(report, server, data, figures, kind="fills"):
 
 
 def disk_at_rest(found, data, options):
-    """What is on disk when replaced files are gone too, which stay for a while; by server."""
+    """The bytes on disk once replaced files, which stay for a while, are gone too; by server."""
     servers.settle(found, options.settle)
     before = {server.name: server.disk_bytes() for server in found}
     time.sleep(options.disk_wait)

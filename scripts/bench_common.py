@@ -125,7 +125,7 @@ def drop_caches():
 
 
 class Usage:
-    """What a server uses from now on until since() is asked: CPU of all threads and of the busiest worker, reads, writes."""
+    """The resources that a server uses from now on until since() is asked: CPU of all threads and of the busiest worker, reads, writes."""
 
     def __init__(self, server):
         self.server = server

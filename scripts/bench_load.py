@@ -131,7 +131,7 @@ def fnv64(number):
 
 
 class Work:
-    """What is sent: kinds of commands by weight, a choice of keys.
+    """The load: kinds of commands by weight, a choice of keys.
 
     kinds maps a name to (weight, function of key and version that makes the bytes). checks maps a name to a function of key,
     first line and bulk strings of a reply, which returns whether that is right; a reply without a check only has to be no
@@ -171,7 +171,7 @@ class Work:
         return b"".join([make(key, version) for make, key in zip(makers, keys)]), plan
 
     def wrong(self, plan, lines):
-        """What is wrong about the replies to a batch, or None."""
+        """The fault of the replies to a batch, or None."""
         keys, turn = plan
         rest = iter(lines)
         for key, name in zip(keys, self.names[turn:]):
@@ -205,7 +205,7 @@ def halves(values, keys, pipeline):
 
 
 class Figures:
-    """What was measured in one window, or in all: operations, latencies of batches in buckets 1.6 % wide."""
+    """The measurements of one window, or in all: operations, latencies of batches in buckets 1.6 % wide."""
 
     def __init__(self):
         self.operations, self.nils, self.max_s, self.buckets = 0, 0, 0.0, {}

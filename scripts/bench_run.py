@@ -9,11 +9,11 @@ from bench_common import Usage, is_ours, load, machine, rotated, targets, write_
 
 WRITES = {"SET", "INCR", "LPUSH", "RPUSH", "LPOP", "SADD", "HSET", "ZADD", "MSET"}
 COMMANDS = ["GET", *sorted(WRITES), "LRANGE_100", "ZRANGE", *transactions.KINDS]
-# What a cell needs to be there before it runs: commands of redis-benchmark's own tests, or whole ones.
+# The commands that make the data of a cell before it runs: redis-benchmark's own tests, or whole commands.
 LOADED = {"LPOP": ["-t", "lpush"], "LRANGE_100": ["-t", "lpush"], "ZRANGE": ["-t", "zadd"]}
 # Cells that are no test of redis-benchmark's, or one that first writes what it reads.
 WHOLE = {"ZRANGE": ["ZRANGE", "myzset", "0", "99"], "LRANGE_100": ["LRANGE", "mylist", "0", "99"]}
-# What the cells leave behind: strings, if nothing is said.
+# The types that the cells leave behind: strings, if nothing is said.
 TYPES = {"LPUSH": "list", "RPUSH": "list", "LPOP": "list", "LRANGE_100": "list", "SADD": "set", "HSET": "hash",
          "ZADD": "zset", "ZRANGE": "zset"}
 

@@ -52,7 +52,7 @@ KINDS = {
 
 
 class Batches:
-    """What one connection sends at once, many times over; needs a server's digest of the script only when it is made."""
+    """The commands that one connection sends at once, many times over; needs a server's digest of the script only when it is made."""
 
     def __init__(self, name, pipeline, size, space):
         self.name, self.kind, self.pipeline = name, KINDS[name], pipeline

@@ -62,7 +62,7 @@ def number_of(identifier):
 
 
 class StreamLog:
-    """What is known of one stream. Ids are kept as the server writes them."""
+    """The known state of one stream. Ids are kept as the server writes them."""
 
     def __init__(self, key):
         self.key = key
@@ -161,7 +161,7 @@ def verify_stream(connection, log, tally, label):
     log.twice = []
     there = {identifier: fields[1] for identifier, fields in pages(connection, "XRANGE", log.key)}
     verify_entries(log, there, problem)
-    # What survived counts from now on.
+    # The entries that survived count from now on.
     log.known.update(there)
     gone = log.known.keys() - there.keys()
     log.deleted |= gone
@@ -257,7 +257,7 @@ def drain_stream(connection, key, log):
 
 
 class ListLog:
-    """What is known of all lists together: an element is somewhere, or was popped, once."""
+    """The known state of all lists together: an element is somewhere, or was popped, once."""
 
     def __init__(self):
         self.sent, self.pushed, self.popped = set(), set(), set()

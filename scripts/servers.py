@@ -47,7 +47,7 @@ def command_of(binary):
 
 
 def is_reference(binary):
-    """Whether the program is a Redis or Valkey server, with their arguments."""
+    """True if the program is a Redis or Valkey server, with their arguments."""
     return Path(shlex.split(binary)[0]).name.startswith(("redis", "valkey"))
 
 
@@ -205,7 +205,7 @@ class Server:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def io(self):
-        """What the process has read and written since its start: read_bytes and write_bytes are the storage layer's, rchar
+        """The bytes that the process has read and written since its start: read_bytes and write_bytes are the storage layer's, rchar
         and syscr are bytes and calls of read(2), page cache included; sockets are read by recv(2) and not in it."""
         lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
         return {name: int(number) for name, number in (line.split(": ") for line in lines)}

@@ -146,8 +146,8 @@ mod tests {
     const STEP: Duration = Duration::from_millis(50);
 
     /// Lets writers that want `wanted` bytes per second write to an engine that takes `taken`, in
-    /// lumps, with room for `room` bytes. Returns what was written in the last of the seconds, and
-    /// the greatest debt.
+    /// lumps, with room for `room` bytes. Returns the bytes that were written in the last second,
+    /// and the greatest debt.
     fn run(wanted: f64, taken: f64, room: f64, seconds: u32) -> (f64, f64) {
         let (mut control, mut now) = (PaceControl::default(), Instant::now());
         let (mut pending, mut bytes, mut rate, mut most) = (0.0, 0.0, None, 0.0_f64);

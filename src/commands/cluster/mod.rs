@@ -377,7 +377,7 @@ fn nothing_in_unit(
     Ok(())
 }
 
-/// Common declaration of the commands that change what a connection may read.
+/// Common declaration of the commands that change a connection's right to read.
 const READS: Spec = Spec {
     group: Group::Cluster,
     since: "3.0.0",
