@@ -323,10 +323,8 @@ fn no_command_is_applied_twice_or_left_out_however_often_the_replica_is_killed()
         }
         primary.say(&["SELECT 1", &format!("SET swapped {kill}"), "SELECT 0"]);
         let before = primary.state().acknowledged;
-        within(30, || {
-            let state = primary.state();
-            state.acknowledged > before || state.data_sets > 0
-        });
+        // Even on a busy machine, no kill comes before the data set is there.
+        within(60, || primary.state().acknowledged > before);
         thread::sleep(Duration::from_millis(40 * kill));
         server.kill();
         server.restart();
@@ -344,7 +342,8 @@ fn no_command_is_applied_twice_or_left_out_however_often_the_replica_is_killed()
         assert_eq!(text(&mut client, command), expected.to_string(), "{command:?}");
     }
     let state = primary.state();
-    assert!(state.continued >= 5, "{} continued, {} whole", state.continued, state.data_sets);
+    assert_eq!(state.data_sets, 1, "{} continued", state.continued);
+    assert!(state.continued >= 6, "{} continued", state.continued);
     drop(state);
     // An even number of swaps: the last value is where it was set.
     let _: () = redis::cmd("SELECT").arg(1).query(&mut client).expect("SELECT");
