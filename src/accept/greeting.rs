@@ -59,7 +59,7 @@ pub(super) fn begin(
     let mailbox = worker.peers.mailboxes[worker.id].clone();
     node.handshakes.clone().spawn(async move {
         let is_secured = greeting.tls.is_some();
-        let greeted = in_time(greet(tcp, greeting, &mut guest.addr), &place).await;
+        let greeted = in_time(greet(tcp, greeting, &mut guest.addr, &place), &place).await;
         drop(place);
         let counted = match greeted {
             Ok(_) => &node.clients.handshakes,
@@ -98,9 +98,12 @@ async fn greet(
     tcp: StdTcpStream,
     greeting: Greeting,
     addr: &mut PeerAddr,
+    place: &Arrival,
 ) -> Result<Greeted, Rejection> {
     let gone = |_| Rejection::Handshake(HandshakeError::Gone);
     let mut tcp = TcpStream::from_std(tcp).map_err(gone)?;
+    tcp.readable().await.map_err(gone)?;
+    place.proceeds();
     if greeting.is_proxied {
         let named = read_header(&mut tcp).await.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => Rejection::Proxy("it has disconnected".to_owned()),

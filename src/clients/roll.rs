@@ -280,7 +280,6 @@ mod tests {
         let clients = Clients::default();
         let first = clients.arrive(4).await.expect("there is room");
         let second = clients.arrive(4).await.expect("there is room");
-        tokio::time::advance(LEAST_TIME).await;
         let third = clients.arrive(4).await.expect("the first makes room");
         assert_eq!(clients.arrivals.len(), 2);
         assert!(is_ended(&first));
@@ -305,10 +304,17 @@ mod tests {
         let began = tokio::time::Instant::now();
         let first = clients.arrive(4).await.expect("there is room");
         let second = clients.arrive(4).await.expect("there is room");
+        first.proceeds();
+        let silent = clients.arrive(4).await.expect("the silent one makes room");
+        assert!(is_ended(&second) && !is_ended(&first));
+        assert!(began.elapsed().is_zero());
+        drop(second);
+        silent.proceeds();
         let third = clients.arrive(4).await.expect("the first makes room");
         assert_eq!(began.elapsed(), LEAST_TIME);
-        assert!(is_ended(&first) && !is_ended(&second));
-        drop((first, second));
+        assert!(is_ended(&first) && !is_ended(&silent));
+        drop((first, silent));
+        third.proceeds();
         let waiting = tokio::spawn({
             let clients = clients.clone();
             async move { clients.arrive(2).await.is_some() }
