@@ -529,6 +529,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_cron());
     tokio::task::spawn_local(worker.clone().run_materialiser());
     tokio::task::spawn_local(worker.clone().run_expiry());
+    tokio::task::spawn_local(worker.clone().run_evictor());
     let pubsub = node.pubsub.clone();
     tokio::task::spawn_local(async move { pubsub.run_wakes(id).await });
     accept_from(&worker, sockets, net);

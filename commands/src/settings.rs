@@ -1,5 +1,7 @@
 //! The settings that the commands on keys read.
 
+use flagstone_storage::value::AccessCounting;
+
 /// Limits of sizes, and of encodings. Sizes are in bytes. The names are those of the directives
 /// (`docs/compatibility.md`).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,9 +19,9 @@ pub struct DataSettings {
     pub stream_node_max_bytes: usize,
     pub stream_node_max_entries: u64,
     pub hll_sparse_max_bytes: usize,
-    /// True if `maxmemory-policy` counts accesses (LFU): OBJECT FREQ has a reply, and OBJECT
-    /// IDLETIME has none.
-    pub counts_accesses: bool,
+    /// How accesses are counted, if `maxmemory-policy` does so (LFU): then OBJECT FREQ has a reply,
+    /// and OBJECT IDLETIME has none.
+    pub counts_accesses: Option<AccessCounting>,
     /// True if there is one database, and commands that name keys of several slots are refused.
     pub cluster_enabled: bool,
     pub rdbcompression: bool,
@@ -43,7 +45,7 @@ impl Default for DataSettings {
             stream_node_max_bytes: 4096,
             stream_node_max_entries: 100,
             hll_sparse_max_bytes: 3000,
-            counts_accesses: false,
+            counts_accesses: None,
             cluster_enabled: false,
             rdbcompression: true,
             rdb_newer_versions: false,

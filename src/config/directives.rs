@@ -50,7 +50,6 @@ const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
 const STDERR_LOG: &str = "the log has one format and goes to standard error or the log file";
-const NO_EVICTION: &str = "no key is evicted: all data are on disk";
 const PACE: &str = "background work has a pace of its own";
 const LAZY: &str = "removal of a key takes constant time, whatever its size";
 const TABLES: &str = "there is no hash table to rehash in the background";
@@ -126,12 +125,12 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Data set.
     d("databases", Integer((1, INT_MAX)), "16", "number of databases").immutable(),
-    d("maxmemory", Memory(ULONG), "0", "bytes of memory in use beyond which commands that need more are refused (policy noeviction); 0: no limit"),
-    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "with noeviction maxmemory refuses commands; with any other it does nothing, as no key is evicted: data are on disk"),
-    d("maxmemory-samples", Integer((1, 64)), "5", "keys compared to find one to evict").inert(NO_EVICTION),
-    d("maxmemory-eviction-tenacity", Integer((0, 100)), "10", "effort of one eviction cycle").inert(NO_EVICTION),
-    d("lfu-log-factor", Integer(INT), "10", "how slowly the access counter grows").inert("access counters serve the memory budget, and have a scale of their own"),
-    d("lfu-decay-time", Integer(INT), "1", "minutes until the access counter halves").inert("access counters serve the memory budget, and have a scale of their own"),
+    d("maxmemory", Memory(ULONG), "0", "bytes of the data set, in memory and on disk, as the reference would need them in memory, beyond which keys are evicted by maxmemory-policy; 0: no limit"),
+    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "keys that are evicted beyond maxmemory; with noeviction none, and commands that need memory are refused"),
+    d("maxmemory-samples", Integer((1, 64)), "5", "keys compared to find one to evict"),
+    d("maxmemory-eviction-tenacity", Integer((0, 100)), "10", "how long keys are evicted before commands have a turn: 10 is half a millisecond, 100 as long as it takes"),
+    d("lfu-log-factor", Integer(INT), "10", "how slowly the access counter of a key grows (LFU policies)"),
+    d("lfu-decay-time", Integer(INT), "1", "minutes without access until the access counter of a key sinks by one (LFU policies)"),
     d("active-expire-effort", Integer((1, 10)), "1", "effort spent on keys that expired unread").inert(PACE),
     d("hz", Integer(INT), "10", "background rounds per second, 1 to 500").inert(PACE),
     d("hash-max-listpack-entries", Integer(LONG), "512", "fields up to which a hash is packed").alias("hash-max-ziplist-entries"),

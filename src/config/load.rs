@@ -243,7 +243,7 @@ impl Loader {
         values.put(dir, path.display().to_string());
         let values = &self.loaded.values;
         let is_set = |index: usize| values.at(index) != TABLE[index].default;
-        self.loaded.notices.extend(notices(values, is_set));
+        self.loaded.notices.extend(notices(is_set));
         Ok(self.loaded)
     }
 }
@@ -262,19 +262,11 @@ pub(super) fn settle(values: &mut Values) {
 }
 
 /// Returns a line for each requested directive that has no effect.
-pub(super) fn notices(values: &Values, is_asked: impl Fn(usize) -> bool) -> Vec<String> {
+pub(super) fn notices(is_asked: impl Fn(usize) -> bool) -> Vec<String> {
     let mut notices = Vec::new();
     for (_, directive) in TABLE.iter().enumerate().filter(|(index, _)| is_asked(*index)) {
         if let Some(reason) = directive.inert {
             notices.push(format!("directive '{}' has no effect: {reason}", directive.name));
-        }
-        let limits_memory = directive.name == "maxmemory" || directive.name == "maxmemory-policy";
-        let policy = values.text("maxmemory-policy");
-        if limits_memory && values.text("maxmemory") != "0" && policy != "noeviction" {
-            notices.push(format!(
-                "maxmemory has no effect with maxmemory-policy {policy}: no key is evicted, as all \
-                data are on disk; with noeviction it refuses commands that need memory"
-            ));
         }
     }
     notices.dedup();

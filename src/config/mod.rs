@@ -256,7 +256,7 @@ impl Config {
         let is_changed = |index: usize| changed.contains(&index);
         Ok(Change {
             settings: Arc::new(Settings::read(&values, self.machine)),
-            notices: load::notices(&values, is_changed),
+            notices: load::notices(is_changed),
             named: places.iter().map(|&(index, _)| TABLE[index].name).collect(),
             changed: changed.iter().map(|&index| TABLE[index].name).collect(),
             values,

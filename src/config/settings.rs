@@ -8,6 +8,7 @@ use super::machine::Machine;
 use super::networks::{Network, networks};
 use flagstone_commands::DataSettings;
 use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::value::AccessCounting;
 
 /// The canonical text of every directive, in the table's order.
 #[derive(Clone, PartialEq, Eq)]
@@ -377,6 +378,8 @@ settings! {
     /// Zero: no limit.
     maxmemory: u64 = |v, _| v.number("maxmemory");
     maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
+    maxmemory_samples: usize = |v, _| v.number("maxmemory-samples");
+    maxmemory_eviction_tenacity: u32 = |v, _| v.number("maxmemory-eviction-tenacity");
     notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
 
     // Cluster.
@@ -470,6 +473,21 @@ fn tls_settings(values: &Values) -> TlsSettings {
     }
 }
 
+impl MaxmemoryPolicy {
+    /// Returns true if the accesses to each key are counted.
+    pub fn counts_accesses(self) -> bool {
+        matches!(self, Self::AllkeysLfu | Self::VolatileLfu)
+    }
+
+    /// Returns true if only keys with an expiry are evicted.
+    pub fn is_volatile(self) -> bool {
+        matches!(
+            self,
+            Self::VolatileLru | Self::VolatileLfu | Self::VolatileRandom | Self::VolatileTtl
+        )
+    }
+}
+
 fn data_settings(values: &Values) -> DataSettings {
     let policy: MaxmemoryPolicy = values.choice("maxmemory-policy");
     let version_check: RdbVersionCheck = values.choice("rdb-version-check");
@@ -486,10 +504,10 @@ fn data_settings(values: &Values) -> DataSettings {
         stream_node_max_bytes: values.number("stream-node-max-bytes"),
         stream_node_max_entries: values.number("stream-node-max-entries"),
         hll_sparse_max_bytes: values.number("hll-sparse-max-bytes"),
-        counts_accesses: matches!(
-            policy,
-            MaxmemoryPolicy::AllkeysLfu | MaxmemoryPolicy::VolatileLfu
-        ),
+        counts_accesses: policy.counts_accesses().then(|| AccessCounting {
+            log_factor: values.number("lfu-log-factor"),
+            decay_minutes: values.number("lfu-decay-time"),
+        }),
         cluster_enabled: values.flag("cluster-enabled"),
         rdbcompression: values.flag("rdbcompression"),
         rdb_newer_versions: version_check == RdbVersionCheck::Relaxed,

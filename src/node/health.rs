@@ -5,9 +5,8 @@
 //! journal in a bucket has a lease: replies that show data are sent only while it is certain that
 //! no other server has taken the data over (`confirm_owner`).
 
-use super::limits;
+use super::DataSet;
 use crate::config::Settings;
-use crate::process;
 use crate::replica::Replica;
 use crate::stalls::Stalls;
 use flagstone_storage::clock::Clock;
@@ -50,19 +49,20 @@ pub struct Health {
     pub stalls: Stalls,
     /// This server as the replica of another one.
     pub replica: Replica,
-    /// True if more memory is in use than `maxmemory` allows.
-    over_maxmemory: AtomicBool,
+    /// Size of the data set, next to `maxmemory`.
+    pub data_set: DataSet,
     /// True if the journal's store is unreachable.
     cut_off: AtomicBool,
 }
 
 impl Health {
-    /// Creates the health of a starting node with so many shards, which had reached a position in
-    /// the stream of another server.
+    /// Creates the health of a starting node with so many shards, and workers that own some, which
+    /// had reached a position in the stream of another server.
     pub(super) fn new(
         lease: Option<Arc<Lease>>,
         clock: Clock,
         shards: u16,
+        shard_workers: usize,
         position: SourcePosition,
     ) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Health {
             pressure_since_ms: AtomicU64::new(0),
             stalls: Stalls::new(shards),
             replica: Replica::new(position),
-            over_maxmemory: AtomicBool::new(false),
+            data_set: DataSet::new(shard_workers),
             cut_off: AtomicBool::new(false),
         }
     }
@@ -85,11 +85,6 @@ impl Health {
     pub fn is_choked(&self) -> bool {
         let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
         since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
-    }
-
-    /// Returns true if more memory is in use than `maxmemory` allows.
-    pub fn is_over_maxmemory(&self) -> bool {
-        self.over_maxmemory.load(Ordering::Relaxed)
     }
 
     /// Returns true if the journal's store is unreachable, so that no write can be stored.
@@ -136,11 +131,5 @@ impl Health {
     /// journal.
     pub fn lease_left_ms(&self) -> Option<u64> {
         self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
-    }
-
-    /// Compares the memory in use with `maxmemory`: periodically, and when that is set.
-    pub fn look_at_memory(&self, settings: &Settings) {
-        let is_over = limits::watches_memory(settings) && process::resident() > settings.maxmemory;
-        self.over_maxmemory.store(is_over, Ordering::Relaxed);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Health;
 use super::health::{CHOKED, CUT_OFF, DISOWNED};
-use crate::config::{MaxmemoryPolicy, Settings};
+use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::{CommandFlags, flag};
 
@@ -17,7 +17,7 @@ const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 /// Returns true if some commands are refused now.
 #[inline]
 pub fn any(health: &Health, settings: &Settings) -> bool {
-    health.is_over_maxmemory()
+    health.data_set.is_full()
         || health.is_pressed()
         || health.is_cut_off()
         || health.is_disowned()
@@ -29,7 +29,8 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
 /// Returns the error if a command with these flags is refused.
 pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Option<&'static str> {
     let needs_memory = flags.contains(flag!(DENYOOM));
-    if needs_memory && health.is_over_maxmemory() {
+    // A replica has the keys of its primary.
+    if needs_memory && health.data_set.is_full() && !health.replica.is_following() {
         Some(OUT_OF_MEMORY)
     } else if needs_memory && health.is_choked() {
         Some(CHOKED)
@@ -73,9 +74,4 @@ fn refusal_of_replica(
 /// Returns true if writes need replicas, of which there are none.
 fn lacks_replicas(settings: &Settings) -> bool {
     settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0
-}
-
-/// Returns true if the memory in use has to be compared with `maxmemory`.
-pub fn watches_memory(settings: &Settings) -> bool {
-    settings.maxmemory > 0 && settings.maxmemory_policy == MaxmemoryPolicy::Noeviction
 }

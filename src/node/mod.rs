@@ -3,6 +3,7 @@
 
 mod budget;
 mod checkpoints;
+mod data_set;
 mod denials;
 mod ending;
 mod events;
@@ -18,6 +19,8 @@ mod stats;
 
 pub use budget::Budget;
 pub use checkpoints::{Checkpoints, SaveStats};
+pub use data_set::DataSet;
+pub(crate) use data_set::EMPTY_BYTES;
 pub use ending::{Ending, ShutdownRequest};
 pub use health::Health;
 pub use histogram::{Histogram, Times};
@@ -168,7 +171,13 @@ impl Node {
         Ok(Self {
             pace: Pace::default(),
             squeeze: Squeeze::default(),
-            health: Health::new(journal.lease(), clock.clone(), layout.shards, parts.stored.source),
+            health: Health::new(
+                journal.lease(),
+                clock.clone(),
+                layout.shards,
+                shard_workers,
+                parts.stored.source,
+            ),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
             functions: Functions::new(parts.stored.libraries, budget.functions)?,
@@ -296,6 +305,7 @@ impl Node {
     /// replica: its primary does that.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
+        store.count_accesses(self.health.data_set.counting());
         if self.pauses.now().is_some() || self.health.replica.is_following() {
             store.keep_expired();
         }

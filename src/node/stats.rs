@@ -126,6 +126,8 @@ pub struct StoreStats {
     pub misses: AtomicU64,
     pub expired: AtomicU64,
     pub expired_fields: AtomicU64,
+    /// Keys deleted to keep the data set within `maxmemory`.
+    pub evicted: AtomicU64,
     /// Entries evicted from memory; they are on disk.
     pub dropped: AtomicU64,
     /// Number of changed keys, counted once per command.

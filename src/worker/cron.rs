@@ -48,9 +48,9 @@ impl Worker {
             self.publish_stats();
             self.hot_keys.turn(self.node.clock.now_ms());
             self.partition.borrow_mut().store.refresh_big_keys();
+            self.look_at_data_set();
             if self.id == 0 {
                 self.node.clock.look();
-                self.node.health.look_at_memory(&self.settings());
                 self.turn_clients_away();
                 self.sample_rates();
             }
@@ -129,7 +129,9 @@ impl Worker {
         stats.expired_fields.store(store.stats.expired_fields, Ordering::Relaxed);
         stats.changes.store(store.stats.changes, Ordering::Relaxed);
         stats.dropped.store(store.stats.dropped, Ordering::Relaxed);
+        stats.evicted.store(store.stats.evicted, Ordering::Relaxed);
         stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
+        self.node.health.data_set.publish(self.id, partition.data_set());
     }
 
     /// Resets the store's counters (CONFIG RESETSTAT).

@@ -300,7 +300,8 @@ impl Worker {
         let limit = self.node.pending_limit();
         let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
         let pending = total as f64 / limit.max(1) as f64;
-        self.node.pace.adapt(Instant::now(), pending.max(self.node.level0_use()));
+        let debt = pending.max(self.node.level0_use()).max(self.node.health.data_set.debt());
+        self.node.pace.adapt(Instant::now(), debt);
         let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.health.is_cut_off();

@@ -14,6 +14,7 @@ mod batch;
 mod buffers;
 mod cron;
 mod departures;
+mod eviction;
 mod execute;
 mod hop;
 mod hot_keys;
@@ -105,6 +106,7 @@ pub struct Worker {
     progress: Cell<u64>,
     loader: load::ColdLoader,
     told: stall::RecentErrors,
+    evictor: eviction::Evictor,
     parking: parked::Parking,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
@@ -196,6 +198,7 @@ impl Worker {
             progress: Cell::new(0),
             loader: load::ColdLoader::default(),
             told: stall::RecentErrors::default(),
+            evictor: eviction::Evictor::default(),
             parking: parked::Parking::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
@@ -319,6 +322,7 @@ impl Worker {
         let (closed, durable) = (partition.closed(), partition.durable());
         let open = partition.store.round();
         let reached = partition.take_reached();
+        self.watch_data_set(&partition);
         drop(partition);
         reached.into_iter().for_each(|position| self.node.health.replica.reached(position));
         let stored = result.is_ok();

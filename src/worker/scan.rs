@@ -52,6 +52,7 @@ impl Worker {
         // The log has the error.
         let _exact = self.count_exactly().await.is_ok();
         let partition = self.partition.borrow();
+        self.node.health.data_set.publish(self.id, partition.data_set());
         Ok((0..databases).map(|db| partition.totals(db)).collect())
     }
 

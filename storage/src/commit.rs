@@ -4,9 +4,8 @@ use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, SourcePosition};
 use crate::slot::KeyHash;
 use crate::store::big::measure;
 use crate::store::{DirtyKey, Store, Versions};
-use crate::value::encode_meta;
 use crate::value::string::CHUNK;
-use crate::value::{Entry, JournaledState, Str, Value};
+use crate::value::{Entry, JournaledState, Str, Value, encode_meta, row_units};
 use std::collections::{BTreeMap, HashSet};
 
 /// Bytes before a shard's operations in a record's body: its number and their length.
@@ -262,18 +261,26 @@ fn seal_entry(
         expires: i8::from(new.expire_at_ms != 0) - i8::from(old.expire_at_ms != 0),
     };
     if new.live {
-        ops.put_built(
+        let row = ops.put_built(
             delta,
             old.unseen,
             |key| RowKey::meta(key, generation, at, &entry.key),
             |row| encode_meta(row, entry),
         );
+        let units = row_units(entry.key.len(), row);
+        if old.live && units != old.units {
+            ops.resize(generation, at.slot, i64::from(units) - i64::from(old.units));
+        }
+        entry.stored.units = units;
     } else {
         let mut key = Vec::with_capacity(13 + entry.key.len());
         RowKey::meta(&mut key, generation, at, &entry.key);
         match old.unseen {
             true => ops.delete_blindly(&key),
-            false => ops.delete(&key, delta),
+            false => {
+                ops.delete(&key, delta);
+                ops.resize(generation, at.slot, -i64::from(old.units));
+            }
         }
     }
 }
@@ -365,6 +372,7 @@ mod tests {
                         format!("del {} {delta:?}", char::from(key[0]))
                     }
                     Op::Generation { .. } => "generation".into(),
+                    Op::Resize { .. } => continue,
                 };
                 out.push((shard, text));
             }

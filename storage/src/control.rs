@@ -11,7 +11,7 @@
 //! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
 //! C f name          a library of functions       by commits; see `encoding/library.rs`
 //! C s               a position in the stream of another server      by commits; see `encoding/source.rs`
-//! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
+//! C n | generation u32 | block u16 → 64 × (keys, expires) | guessed | 64 × size     (varints)
 //! ```
 
 use crate::counters::Counters;
@@ -308,7 +308,7 @@ mod tests {
         }
         generations.set(1, 9, 2);
         let mut counters = Counters::default();
-        counters.add(9, 77, Delta { keys: 1, expires: 0 });
+        counters.add(9, 77, Delta { keys: 1, expires: 0 }, 3);
         let mut rows = applied_rows(5, 2, &generations, &counters);
         rows.push(reaches_row(6));
         let rows: Vec<_> = rows.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();

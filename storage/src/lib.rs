@@ -43,6 +43,7 @@ pub mod shard;
 pub mod slot;
 pub mod store;
 mod table;
+pub mod times;
 pub mod value;
 
 pub use resolved::{Replaced, Resolved};

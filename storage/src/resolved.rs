@@ -7,9 +7,10 @@ use crate::journal::Lsn;
 use crate::value::JournaledState;
 use std::collections::BTreeMap;
 
-/// Keys, and keys with an expiry, that blind operations replaced, by generation and slot.
+/// Keys, keys with an expiry, and the size of the keys in units, that blind operations replaced, by
+/// generation and slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Replaced(pub(crate) BTreeMap<(u32, u16), (u32, u32)>);
+pub struct Replaced(pub(crate) BTreeMap<(u32, u16), (u32, u32, u64)>);
 
 impl Replaced {
     /// Adds a replaced row, given its key.
@@ -24,12 +25,13 @@ impl Replaced {
         let sum = self.0.entry((generation, slot)).or_default();
         sum.0 += 1;
         sum.1 += u32::from(old.expire_at_ms != 0);
+        sum.2 += u64::from(old.units);
     }
 
     pub(crate) fn add_all(&mut self, other: &Self) {
-        for (place, (keys, expires)) in &other.0 {
+        for (place, (keys, expires, units)) in &other.0 {
             let sum = self.0.entry(*place).or_default();
-            *sum = (sum.0 + keys, sum.1 + expires);
+            *sum = (sum.0 + keys, sum.1 + expires, sum.2 + units);
         }
     }
 
@@ -45,7 +47,7 @@ impl Replaced {
 /// applied their records:
 ///
 /// ```text
-/// lsn u64 | operations | n | n × (generation | slot | keys | expires)      (varints)
+/// lsn u64 | operations | n | n × (generation | slot | keys | expires) | n × size    (varints)
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
@@ -62,10 +64,13 @@ impl Resolved {
         let mut out = self.lsn.to_be_bytes().to_vec();
         put_varint(&mut out, self.ops);
         put_varint(&mut out, self.replaced.0.len() as u64);
-        for ((generation, slot), (keys, expires)) in &self.replaced.0 {
+        for ((generation, slot), (keys, expires, _)) in &self.replaced.0 {
             for number in [*generation, u32::from(*slot), *keys, *expires] {
                 put_varint(&mut out, u64::from(number));
             }
+        }
+        for (.., units) in self.replaced.0.values() {
+            put_varint(&mut out, *units);
         }
         out
     }
@@ -78,7 +83,12 @@ impl Resolved {
         for _ in 0..get_varint(&mut rest)? {
             let mut number = || u32::try_from(get_varint(&mut rest)?).ok();
             let place = (number()?, u16::try_from(number()?).ok()?);
-            replaced.insert(place, (number()?, number()?));
+            replaced.insert(place, (number()?, number()?, 0));
+        }
+        // Earlier versions did not write sizes.
+        let sizes = if rest.is_empty() { 0 } else { usize::MAX };
+        for (.., units) in replaced.values_mut().take(sizes) {
+            *units = get_varint(&mut rest)?;
         }
         let whole = rest.is_empty();
         whole.then(|| Self { lsn: u64::from_be_bytes(*lsn), ops, replaced: Replaced(replaced) })
@@ -93,12 +103,16 @@ mod tests {
     fn the_row_roundtrips() {
         let mut replaced = Replaced::default();
         for slot in [0, 9, 16383, 9] {
-            replaced.add(7, slot, &JournaledState::new(u64::from(slot), 0, 0));
+            let state = JournaledState::new(u64::from(slot), 0, 0);
+            replaced.add(7, slot, &state.of_size(u32::from(slot) + 1));
         }
         let resolved = Resolved { lsn: 5, ops: u64::MAX, replaced };
         let bytes = resolved.encode();
         assert_eq!(Resolved::decode(&bytes), Some(resolved));
-        for len in 0..bytes.len() {
+        // Without any sizes it is that of an earlier version.
+        let sizes = 5;
+        assert!(Resolved::decode(&bytes[..bytes.len() - sizes]).is_some());
+        for len in (0..bytes.len()).filter(|len| len + sizes != bytes.len()) {
             assert_eq!(Resolved::decode(&bytes[..len]), None, "{len} bytes");
         }
         assert_eq!(Resolved::decode(&[&bytes[..], &[0]].concat()), None);

@@ -149,8 +149,13 @@ impl DueCursor {
         Self([&[row::TIME], &at_ms.to_be_bytes()[..]].concat())
     }
 
+    /// Returns its place among the rows.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Returns the position right behind a row.
-    fn behind(key: &[u8]) -> Self {
+    pub(crate) fn behind(key: &[u8]) -> Self {
         Self([key, &[0]].concat())
     }
 }
@@ -166,6 +171,17 @@ pub struct DuePlan {
 }
 
 impl DuePlan {
+    /// Creates a read of rows; `overlay` has those that are pending, and true for those that are put.
+    pub(crate) fn new(
+        engine: Engine,
+        overlay: BTreeMap<Vec<u8>, bool>,
+        range: std::ops::Range<Vec<u8>>,
+        limit: usize,
+        live: Vec<u32>,
+    ) -> Self {
+        Self { engine, overlay, range, limit, live }
+    }
+
     /// Reads; must run on the background runtime. Returns the due rows, earliest first, and the
     /// position of the rest, if there may be more.
     pub async fn run(mut self) -> Result<(Vec<DueExpiry>, Option<DueCursor>)> {

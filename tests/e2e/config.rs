@@ -50,8 +50,13 @@ const ROWS: &[Row] = &[
         !r.contains("nobody")
     }),
     ("requirepass", "secret", &["RESET", "PING"], |r| r.contains("NOAUTH")),
-    ("maxmemory", "1mb", &["SET k v"], |r| r.contains("OOM")),
-    ("maxmemory-policy", "allkeys-lru", &["CONFIG SET maxmemory 1mb", "SET k v"], is_okay),
+    ("maxmemory", "100kb", &["SET k v"], |r| r.contains("OOM")),
+    (
+        "maxmemory-policy",
+        "allkeys-lru",
+        &["SET k v", "CONFIG SET maxmemory 1mb", "SET k v"],
+        is_okay,
+    ),
     ("min-replicas-to-write", "1", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("min-replicas-max-lag", "0", &["CONFIG SET min-replicas-to-write 1", "SET k v"], is_okay),
     (
@@ -173,6 +178,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("client-query-buffer-limit", "is read for each read of a connection"),
     ("client-output-buffer-limit", "the tests of publish/subscribe set it by CONFIG SET"),
     ("maxmemory-clients", "is read each time clients are looked at"),
+    ("maxmemory-samples", "is read for each turn of the eviction"),
+    ("maxmemory-eviction-tenacity", "is read for each turn of the eviction"),
+    ("lfu-log-factor", "is read for each access; the tests of eviction use it"),
+    ("lfu-decay-time", "is read for each access; the tests of eviction use it"),
     ("cluster-announce-ip", "a_cluster_tells_what_it_is_to_announce"),
     ("cluster-announce-client-ipv4", "a_cluster_tells_what_it_is_to_announce"),
     ("cluster-announce-client-ipv6", "a_cluster_tells_what_it_is_to_announce"),

@@ -13,6 +13,7 @@ mod config;
 mod deadlines;
 mod durability;
 mod events;
+mod eviction;
 mod full_disk;
 mod functions;
 mod hostile;
@@ -44,6 +45,7 @@ mod tls;
 mod tracking;
 mod transactions;
 mod undeclared;
+mod upgrade;
 mod zsets;
 
 pub use server::{Server, free_port};

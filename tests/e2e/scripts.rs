@@ -325,7 +325,8 @@ fn writes_are_refused_beyond_maxmemory() {
         assert!(error(&mut client, &["SET", "k", "2"]).contains("OOM"));
         assert_eq!(get(&mut client, "k").as_deref(), Some("1"));
         run(&mut client, &["DEL", "k"]).expect("that needs no memory");
-        run(&mut other, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).expect("set");
+        run(&mut other, &["CONFIG", "SET", "maxmemory", "2mb", "maxmemory-policy", "allkeys-lru"])
+            .expect("set");
         run(&mut client, &["SET", "k", "3"]).expect("written");
 
         run(&mut other, &["CONFIG", "SET", "maxmemory", "0", "min-replicas-to-write", "1"])

@@ -158,7 +158,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         (Some(idle_s), _) if !counts_accesses(cx.settings) => {
             entry.set_idle_s(now_ms, u32::try_from(idle_s).unwrap_or(u32::MAX));
         }
-        (_, Some(freq)) if counts_accesses(cx.settings) => entry.set_freq(freq),
+        (_, Some(freq)) if counts_accesses(cx.settings) => entry.set_accesses(freq),
         _ => {}
     }
     cx.notify(NotifyFlags::NEW, "new", name);

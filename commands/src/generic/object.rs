@@ -28,7 +28,7 @@ fn encoding_of(entry: &Entry) -> &'static str {
 
 /// Returns true if the policy counts accesses (LFU) instead of recording their times.
 pub(super) fn counts_accesses(settings: &DataSettings) -> bool {
-    settings.counts_accesses
+    settings.counts_accesses.is_some()
 }
 
 /// `OBJECT ENCODING key`
@@ -68,15 +68,17 @@ fn idletime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `OBJECT FREQ key`
 fn freq(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    match peek_key_without_event(cx, arg(args, 2)?, Entry::freq)? {
+    let (now_ms, counting) = (cx.now_ms(), cx.settings.counts_accesses);
+    let freq = |entry: &Entry| counting.map(|counting| entry.accesses(now_ms, counting));
+    match peek_key_without_event(cx, arg(args, 2)?, freq)? {
         None => cx.out.null(),
-        Some(_) if !counts_accesses(cx.settings) => {
+        Some(None) => {
             return Err("ERR An LFU maxmemory policy is not selected, access frequency not \
                         tracked. Please note that when switching between policies at runtime LRU \
                         and LFU data will take some time to adjust."
                 .into());
         }
-        Some(freq) => cx.out.int(i64::from(freq)),
+        Some(Some(freq)) => cx.out.int(i64::from(freq)),
     }
     Ok(())
 }

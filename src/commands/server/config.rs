@@ -49,6 +49,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let syncs = change.changed.contains(&"appendfsync");
         let password = change.changed.contains(&"requirepass");
+        let limits = change.changed.iter().any(|name| name.starts_with("maxmemory"));
         node.config.commit(change);
         if password {
             let settings = node.config.settings();
@@ -59,7 +60,10 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             node.apply_appendfsync();
         }
         node.apply_latency_threshold();
-        node.health.look_at_memory(&node.config.settings());
+        if limits {
+            let look = |worker: Rc<Worker>| async move { worker.look_at_data_set() };
+            cx.worker.peers.on_all(true, look).await.map_err(|_| "ERR a worker is gone")?;
+        }
         cx.out.ok();
         Ok(())
     })

@@ -16,6 +16,7 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer, http: &HttpCou
     put_process(text, node);
     put_memory(text, node);
     put_disk(text, running);
+    put_data_set(text, node);
     put_clients(text, node);
     put_checkpoints(text, running);
     put_port(text, http);
@@ -68,6 +69,13 @@ fn put_memory(text: &mut MetricsText, node: &Node) {
     ] {
         text.sample(&[("share", &share)], bytes);
     }
+}
+
+fn put_data_set(text: &mut MetricsText, node: &Node) {
+    text.gauge("data_set_bytes", "Size of the data set, in memory and on disk: used_memory.")
+        .value(node.health.data_set.bytes());
+    text.gauge("data_set_limit_bytes", "maxmemory; 0: none.")
+        .value(node.config.settings().maxmemory);
 }
 
 fn put_disk(text: &mut MetricsText, running: &LoadedServer) {

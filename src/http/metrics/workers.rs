@@ -43,6 +43,7 @@ const COUNTERS: &[OfWorker] = &[
     ("worker_keyspace_misses", "Lookups of keys that do not exist.", |s| &s.store.misses),
     ("worker_expired_keys", "Keys that have expired.", |s| &s.store.expired),
     ("worker_expired_fields", "Fields of hashes that have expired.", |s| &s.store.expired_fields),
+    ("worker_evicted_keys", "Keys deleted because of maxmemory.", |s| &s.store.evicted),
     ("worker_dropped_entries", "Entries evicted from memory, which are on disk.", |s| {
         &s.store.dropped
     }),

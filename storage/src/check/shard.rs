@@ -44,8 +44,8 @@ struct SlotVersions {
 /// Totals of the meta rows read so far.
 #[derive(Default)]
 struct Seen {
-    /// Number of keys, and of keys with an expiry, by generation and slot.
-    counts: BTreeMap<(u32, u16), (u32, u32)>,
+    /// Number of keys, of keys with an expiry, and their size, by generation and slot.
+    counts: BTreeMap<(u32, u16), (u32, u32, i64)>,
     /// Digest of the expiry rows that must exist.
     times: u128,
 }
@@ -156,6 +156,7 @@ impl ShardCheck<'_> {
         let count = seen.counts.entry((generation, slot)).or_default();
         count.0 += 1;
         count.1 += u32::from(entry.expire_at_ms != 0);
+        count.2 += i64::from(entry.stored.units);
         if is_live {
             self.findings.keys.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
@@ -282,8 +283,20 @@ impl ShardCheck<'_> {
         for &generation in &control.generations.live {
             for slot in self.layout.slots_of(self.id) {
                 let there = seen.counts.get(&(generation, slot)).copied().unwrap_or_default();
-                let counted = control.counters.of(generation, slot);
-                if there != counted {
+                let counters = &control.counters;
+                let counted = counters.of(generation, slot);
+                let units = counters.units_of(generation, slot);
+                if (there.0, there.1) == counted
+                    && there.2 != units
+                    && counters.knows_size(generation, slot)
+                {
+                    self.problem(format!(
+                        "slot {slot}, generation {generation}: keys of {} units, but a counter of \
+                         {units}",
+                        there.2
+                    ));
+                }
+                if (there.0, there.1) != counted {
                     self.problem(format!(
                         "slot {slot}, generation {generation}: {} keys, {} with an expiry, but \
                          counters of {} and {}",

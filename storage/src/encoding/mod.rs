@@ -11,6 +11,7 @@ mod varint;
 pub use keys::{MAX_KEY, Row, RowKey, prefix_range, row};
 pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use ops::{Delta, Op, OpReader, OpWriter};
+pub(crate) use ops::{unzigzag, zigzag};
 pub(crate) use rows::ElementRows;
 pub use source::{SourceExtent, SourcePosition};
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

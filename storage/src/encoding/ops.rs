@@ -1,6 +1,7 @@
 //! The body of a journal record: for each shard, puts and deletes of rows as absolute values,
 //! changes of the shard's counters as deltas, and changes of generations as commands.
 
+use crate::slot::SLOTS;
 use bytes::Bytes;
 
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
@@ -8,6 +9,7 @@ use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 const PUT: u8 = 0;
 const DELETE: u8 = 1;
 const GENERATION: u8 = 2;
+const RESIZE: u8 = 3;
 const KIND: u8 = 0b11;
 
 /// Flag of a put of a row that does not exist yet.
@@ -55,6 +57,8 @@ pub enum Op<'a> {
     },
     /// Sets the generation of database `db`; `dead` is swept, if it is not 0.
     Generation { db: u32, generation: u32, dead: u32 },
+    /// Changes the size of the keys in a slot, by units.
+    Resize { generation: u32, slot: u16, units: i64 },
 }
 
 impl<'a> Op<'a> {
@@ -62,7 +66,7 @@ impl<'a> Op<'a> {
     pub fn key(&self) -> Option<&'a [u8]> {
         match self {
             Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
-            Op::Generation { .. } => None,
+            Op::Generation { .. } | Op::Resize { .. } => None,
         }
     }
 }
@@ -86,7 +90,7 @@ const KEEP_BYTES: usize = 1 << 20;
 const PIECE: usize = 1 << 20;
 
 /// Maximum size of an operation beside key and value, in bytes.
-const OP_OVERHEAD: usize = 1 + 2 * 10;
+const OP_OVERHEAD: usize = 1 + 3 * 10;
 
 impl OpWriter {
     pub fn is_empty(&self) -> bool {
@@ -133,15 +137,15 @@ impl OpWriter {
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
-    /// Puts a row whose key and value are built in place. If `delta` adds a key, the row is new,
-    /// unless the put is blind.
+    /// Puts a row whose key and value are built in place, and returns the length of the key's row and
+    /// the value. If `delta` adds a key, the row is new, unless the put is blind.
     pub fn put_built(
         &mut self,
         delta: Delta,
         blind: bool,
         key: impl FnOnce(&mut Vec<u8>),
         value: impl FnOnce(&mut Vec<u8>),
-    ) {
+    ) -> &[u8] {
         self.key.clear();
         key(&mut self.key);
         self.value.clear();
@@ -155,6 +159,7 @@ impl OpWriter {
         self.buf.push(PUT | delta.encode() | flag);
         put_bytes(&mut self.buf, &self.key);
         put_bytes(&mut self.buf, &self.value);
+        &self.value
     }
 
     /// Puts a row without a change of counters; `new`: it does not exist, which must be certain.
@@ -178,12 +183,31 @@ impl OpWriter {
         put_bytes(&mut self.buf, key);
     }
 
+    /// Changes the size of the keys in a slot of a generation.
+    pub fn resize(&mut self, generation: u32, slot: u16, units: i64) {
+        self.reserve(0);
+        self.buf.push(RESIZE);
+        put_varint(&mut self.buf, u64::from(generation));
+        put_varint(&mut self.buf, u64::from(slot));
+        put_varint(&mut self.buf, zigzag(units));
+    }
+
     pub fn generation(&mut self, db: u32, generation: u32, dead: u32) {
         self.buf.push(GENERATION);
         put_varint(&mut self.buf, u64::from(db));
         put_varint(&mut self.buf, u64::from(generation));
         put_varint(&mut self.buf, u64::from(dead));
     }
+}
+
+/// Returns the number that stands for a signed one: small numbers for small amounts.
+pub(crate) fn zigzag(n: i64) -> u64 {
+    (n << 1 ^ n >> 63).cast_unsigned()
+}
+
+/// Returns the signed number.
+pub(crate) fn unzigzag(n: u64) -> i64 {
+    (n >> 1).cast_signed() ^ -(n & 1).cast_signed()
 }
 
 /// Decodes the operations of one shard; returns `None` at damage (see [`OpReader::is_done`]).
@@ -229,6 +253,11 @@ impl<'a> OpReader<'a> {
                 generation: u32::try_from(get_varint(&mut rest)?).ok()?,
                 dead: u32::try_from(get_varint(&mut rest)?).ok()?,
             },
+            RESIZE if flags == RESIZE => Op::Resize {
+                generation: u32::try_from(get_varint(&mut rest)?).ok()?,
+                slot: u16::try_from(get_varint(&mut rest)?).ok().filter(|slot| *slot < SLOTS)?,
+                units: unzigzag(get_varint(&mut rest)?),
+            },
             _ => return None,
         };
         self.rest = rest;
@@ -258,6 +287,8 @@ mod tests {
         writer.delete(b"k2", Delta::default());
         writer.delete_blindly(b"k2");
         writer.generation(3, 9, 4);
+        writer.resize(9, 16383, -5);
+        writer.resize(9, 0, i64::MAX);
         let mut reader = OpReader::new(writer.pieces().1);
         for (new, blind) in [(true, false), (false, true)] {
             let put = Op::Put { key: &b"k"[..], value: b"v", delta, new, blind };
@@ -270,6 +301,9 @@ mod tests {
             assert_eq!(reader.next(), Some(Op::Delete { key: b"k2", delta, blind }));
         }
         assert_eq!(reader.next(), Some(Op::Generation { db: 3, generation: 9, dead: 4 }));
+        for (slot, units) in [(16383, -5), (0, i64::MAX)] {
+            assert_eq!(reader.next(), Some(Op::Resize { generation: 9, slot, units }));
+        }
         assert_eq!(reader.next(), None);
         assert!(reader.is_done());
     }

@@ -459,7 +459,7 @@ mod tests {
         let mut store = store();
         assert!(unknown(&mut store, &["a"]).is_empty(), "there is no such key");
         let mut entry = Entry::absent(b"k", 0);
-        entry.value = Set::from_meta(9, 3, SetEncoding::Table).into_value();
+        entry.value = Set::from_meta(9, (3, 0), SetEncoding::Table).into_value();
         store.apply_loaded(0, entry);
         assert_eq!(unknown(&mut store, &["a", "b", "a"]), ["a", "b"]);
         let apply_loaded = |store: &mut Store, name: &[u8], is_there: bool| {

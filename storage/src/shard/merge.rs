@@ -9,7 +9,7 @@ use crate::journal::Lsn;
 use crate::pending::Pending;
 use crate::presence::Presence;
 use crate::resolved::Replaced;
-use crate::value::JournaledState;
+use crate::value::{JournaledState, row_units};
 use bytes::Bytes;
 
 /// Returns the time of a row of the expiry index.
@@ -38,6 +38,7 @@ pub(super) struct MergeTarget<'a> {
     pub(super) presence: Option<&'a Presence>,
     pub(super) making: Option<&'a Presence>,
     pub(super) due_from_ms: &'a mut u64,
+    pub(super) times_from_ms: &'a mut u64,
 }
 
 impl MergeTarget<'_> {
@@ -54,9 +55,10 @@ impl MergeTarget<'_> {
                 if blind {
                     self.look_back(key, Some(value));
                 }
-                self.count(key, delta);
+                self.count(key, delta, Some(value));
                 if let Some(at_ms) = time_of(key) {
                     *self.due_from_ms = at_ms.min(*self.due_from_ms);
+                    *self.times_from_ms = at_ms.min(*self.times_from_ms);
                     if self.blind.has_times(self.lsn) {
                         return;
                     }
@@ -69,7 +71,7 @@ impl MergeTarget<'_> {
                 if blind {
                     self.look_back(key, None);
                 }
-                self.count(key, delta);
+                self.count(key, delta, None);
                 if time_of(key).is_none() || !self.blind.has_times(self.lsn) {
                     self.pending().set(key, None, false);
                 }
@@ -83,6 +85,7 @@ impl MergeTarget<'_> {
                 self.counters.drop_generation(dead);
                 self.pending().drop_generation(dead);
             }
+            Op::Resize { generation, slot, units } => self.resize(generation, slot, units),
         }
     }
 
@@ -121,18 +124,28 @@ impl MergeTarget<'_> {
         }
     }
 
-    fn count(&mut self, key: &[u8], delta: Delta) {
+    fn resize(&mut self, generation: u32, slot: u16, units: i64) {
+        self.counters.resize(generation, slot, units);
+        if let Some(cut) = &mut self.late {
+            cut.counters.resize(generation, slot, units);
+        }
+    }
+
+    /// Counts a change of keys. A key that is added has the size of its row.
+    fn count(&mut self, key: &[u8], delta: Delta, value: Option<&[u8]>) {
         if delta == Delta::default() {
             return;
         }
-        if let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) {
+        if let Some(Row::Meta { generation, slot, hash48, key }) = Row::parse(key) {
             if delta.keys > 0 {
                 let filters = self.presence.into_iter().chain(self.making);
                 filters.for_each(|filter| filter.insert(generation, hash48));
             }
-            self.counters.add(generation, slot, delta);
+            let row = value.filter(|_| delta.keys > 0);
+            let units = row.map_or(0, |row| i64::from(row_units(key.len(), row)));
+            self.counters.add(generation, slot, delta, units);
             if let Some(cut) = &mut self.late {
-                cut.counters.add(generation, slot, delta);
+                cut.counters.add(generation, slot, delta, units);
             }
         }
     }

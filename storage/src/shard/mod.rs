@@ -100,6 +100,8 @@ pub struct Shard {
     presence_bytes: usize,
     /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
     due_from_ms: u64,
+    /// Lower bound of all times in the expiry index, while nobody deletes from its beginning.
+    times_from_ms: u64,
     blind: BlindState,
 }
 
@@ -122,6 +124,8 @@ impl Shard {
         control: Control,
         presence_bytes: usize,
     ) -> Self {
+        let mut counters = control.counters;
+        counters.keep_only(&control.generations.live);
         let kept = control
             .complete
             .and_then(|_| Presence::from_pieces(&control.presence, presence_bytes).map(Arc::new));
@@ -134,7 +138,7 @@ impl Shard {
             closing: None,
             handing: None,
             generations: control.generations,
-            counters: control.counters,
+            counters,
             unflushed: VecDeque::new(),
             broken: None,
             reopening: false,
@@ -145,6 +149,7 @@ impl Shard {
             making: None,
             presence_bytes,
             due_from_ms: 0,
+            times_from_ms: 0,
             blind: BlindState::new(control.resolved, control.applied),
         };
         shard.refresh_presence();
@@ -167,6 +172,16 @@ impl Shard {
     /// Returns the number of keys, and of keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.counters.totals(generation)
+    }
+
+    /// Returns the number of keys, and of keys with an expiry, of all generations.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        self.counters.all()
+    }
+
+    /// Returns the size of all keys, in units of [`SIZE_UNIT`](crate::value::SIZE_UNIT).
+    pub fn units(&self) -> u64 {
+        self.counters.units()
     }
 
     /// Returns the greatest lsn up to which everything is flushed in the engine.
@@ -271,6 +286,7 @@ impl Shard {
             presence: self.presence.as_deref(),
             making: self.making.as_ref().map(|making| &*making.presence),
             due_from_ms: &mut self.due_from_ms,
+            times_from_ms: &mut self.times_from_ms,
         };
         let mut reader = OpReader::new(ops);
         let mut touched = OpReader::new(ops);
@@ -439,6 +455,16 @@ impl Shard {
     /// Ends a pass that did not finish: rows due from `from_ms` on may still be in the index.
     pub(crate) fn abort_due(&mut self, from_ms: u64) {
         self.due_from_ms = from_ms.min(self.due_from_ms);
+    }
+
+    /// Returns a lower bound of the times in the index. From now on only rows that are put count.
+    pub(crate) fn begin_times(&mut self) -> u64 {
+        std::mem::replace(&mut self.times_from_ms, u64::MAX)
+    }
+
+    /// Ends that: the index has no rows before a time beside those that were put since.
+    pub(crate) fn end_times(&mut self, at_ms: u64) {
+        self.times_from_ms = self.times_from_ms.min(at_ms);
     }
 
     // ---- which keys there are ------------------------------------------------------------------

@@ -160,7 +160,7 @@ pub(crate) fn state_in(key: &[u8], row: &[u8]) -> Result<JournaledState> {
         anyhow::bail!("the key of a meta row is damaged");
     };
     let name = || format!("the old value of the key {:?}", String::from_utf8_lossy(key));
-    Ok(decode_entry(key, 0, row).with_context(name)?.state())
+    Ok(decode_entry(key, 0, row).with_context(name)?.stored)
 }
 
 #[cfg(test)]
@@ -191,7 +191,7 @@ mod tests {
         // The key was created, and replaced blindly, by the records 4 and 5.
         for lsn in [4, 5] {
             blind.count(lsn, &mut counters);
-            counters.add(1, 0, Delta { keys: 1, expires: 0 });
+            counters.add(1, 0, Delta { keys: 1, expires: 0 }, 0);
         }
         blind.count(5, &mut counters);
         assert_eq!(counters.totals(1), (2, 0));
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(blind.resolved_up_to(3, true, &Replaced::default()), some);
         assert_eq!(blind.resolved_up_to(4, false, &Replaced::default()).ops, 2);
         let all = blind.resolved_up_to(9, true, &replaced);
-        assert_eq!((all.lsn, all.ops, all.replaced.0[&(1, 0)]), (9, u64::MAX, (2, 0)));
+        assert_eq!((all.lsn, all.ops, all.replaced.0[&(1, 0)]), (9, u64::MAX, (2, 0, 0)));
         blind.applied(3);
         assert!(blind.carried.is_some());
         blind.applied(4);

@@ -21,7 +21,9 @@ mod entry_mut;
 mod lending;
 mod read;
 mod rounds;
+mod sample;
 pub(crate) mod scope;
+mod stats;
 mod tables;
 mod unit;
 mod versions;
@@ -32,10 +34,12 @@ use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::slot::{KeyHash, Layout, sub_table};
-use crate::value::{ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::value::{AccessCounting, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
+pub use sample::{Rank, SampledKey};
 pub use scope::Scope;
+pub use stats::StoreStats;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tables::Db;
@@ -55,20 +59,6 @@ const IN_CACHE: u64 = 4096;
 /// Number of the first round. The number below it marks entries that coordinators store before that
 /// round is closed, so it is not 0: replies do not wait for 0.
 const FIRST_ROUND: u64 = 3;
-
-/// Counters of one worker's commands, for INFO.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StoreStats {
-    pub hits: u64,
-    pub misses: u64,
-    pub expired: u64,
-    pub expired_fields: u64,
-    /// Entries dropped from memory to stay within its budget.
-    pub dropped: u64,
-    pub loaded: u64,
-    /// Keys changed, counted once per command.
-    pub changes: u64,
-}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -94,6 +84,8 @@ pub struct Store {
     /// Time by which keys have expired.
     due_ms: u64,
     touch: bool,
+    /// How accesses are counted; `None`: they are not.
+    counting: Option<AccessCounting>,
     /// True if expired keys are hidden but deleted only by a command that writes them.
     keeps_expired: bool,
     /// Address, length and hash of a key; the address is only compared.
@@ -143,6 +135,7 @@ impl Store {
             now_ms: 0,
             due_ms: 0,
             touch: true,
+            counting: None,
             keeps_expired: false,
             hint: None,
             scope: Scope::All,
@@ -479,6 +472,9 @@ impl Store {
         };
         let Some(entry) = table.map.get_bucket_mut(bucket) else { return Ok(None) };
         if self.touch {
+            if let Some(counting) = self.counting {
+                entry.count_access(now_ms, counting);
+            }
             entry.accessed_s = (now_ms / 1000) as u32;
             entry.freq = entry.freq.saturating_add(u8::from(entry.freq < 5));
         }

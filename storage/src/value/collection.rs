@@ -27,6 +27,23 @@ pub(crate) const LITTLE: usize = 4;
 /// memory. The distance to [`PACKED_ALWAYS`] bounds how often a collection is converted.
 pub(crate) const PACKED_AGAIN: usize = 1536;
 
+/// Returns the range of element keys from a place on, with a `prefix`.
+pub(crate) fn range_from(prefix: &[u8], place: u64) -> ElementRange {
+    let from = [prefix, &place.to_be_bytes()[2..]].concat();
+    let to = (!prefix.is_empty()).then(|| crate::encoding::prefix_range(prefix).end);
+    ElementRange { from, to }
+}
+
+/// Returns the place in an element key behind its prefix.
+pub(crate) fn place_of(element: &[u8]) -> u64 {
+    element
+        .iter()
+        .take(6)
+        .chain(std::iter::repeat(&0))
+        .take(6)
+        .fold(0, |n, &b| n << 8 | u64::from(b))
+}
+
 /// An element that a command will ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct ElementHint<'a> {

@@ -61,10 +61,20 @@ impl Hash {
     }
 
     /// Creates a big hash from its meta row; no field is in memory.
-    pub(crate) fn from_meta(version: u64, len: u64, timed: bool, min_expire_at_ms: u64) -> Self {
-        let fields = Members::from_meta(version, len);
+    pub(crate) fn from_meta(
+        version: u64,
+        (len, bytes): (u64, u64),
+        timed: bool,
+        min_expire_at_ms: u64,
+    ) -> Self {
+        let fields = Members::from_meta(version, len, bytes);
         let min_unknown_expire_at_ms = min_expire_at_ms;
         Self { fields, timed, min_unknown_expire_at_ms, ..Self::default() }
+    }
+
+    /// Returns the bytes that all fields would take in a packed row.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.fields.whole_bytes()
     }
 
     /// Returns the number of fields, including expired ones that were not yet removed.
@@ -440,7 +450,7 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_asked_for() {
-        let mut hash = Hash::from_meta(9, 2, false, 0);
+        let mut hash = Hash::from_meta(9, (2, 0), false, 0);
         assert_eq!(hash.get(b"a", 0).unwrap_err(), Part::Fields(vec![b"a"[..].into()]));
         hash.apply_loaded(b"a", None);
         assert!(hash.set(b"a", b"1", 0));
@@ -452,7 +462,7 @@ mod tests {
 
     #[test]
     fn the_bound_of_expiries_follows_what_is_known() {
-        let mut hash = Hash::from_meta(9, 3, true, 20);
+        let mut hash = Hash::from_meta(9, (3, 0), true, 20);
         hash.apply_loaded(b"a", Some(Field { value: b"1"[..].into(), expire_at_ms: 30 }));
         assert_eq!(hash.min_expire_at_ms(), 20);
         hash.apply_loaded(b"b", Some(Field { value: b"2"[..].into(), expire_at_ms: 0 }));

@@ -1,10 +1,11 @@
 //! The named elements of a hash, set or sorted set, some of which may not be in memory.
 
 use super::collection::{
-    LITTLE, MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX, PACKED_MAX_ELEMENTS,
+    LITTLE, MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX, PACKED_MAX_ELEMENTS, place_of,
+    range_from,
 };
 use super::spread::Spread;
-use crate::need::{ElementRange, Page, Part};
+use crate::need::{Page, Part};
 use crate::reclaim::Reclaimed;
 use rand::RngExt;
 use std::cell::RefCell;
@@ -50,6 +51,8 @@ pub(crate) struct Members<V: Payload> {
     bytes: usize,
     /// Bytes that the elements in memory take in a packed row.
     packed: usize,
+    /// The same of all elements, in memory or not.
+    whole: u64,
     /// The same of the elements that changed since the last round, each as often as it changed.
     changed: usize,
     /// Rounds that changed little of it while it was packed.
@@ -91,6 +94,7 @@ impl<V: Payload> Default for Members<V> {
             known: Reclaimed::default(),
             bytes: 0,
             packed: 0,
+            whole: 0,
             changed: 0,
             rewrites: 0,
             len: 0,
@@ -112,27 +116,16 @@ fn heap_bytes(name: &Name) -> usize {
     if name.spilled() { name.len() + 16 } else { 0 }
 }
 
-/// Returns the range of element keys from a place on, with a `prefix`.
-fn range_from(prefix: &[u8], place: u64) -> ElementRange {
-    let from = [prefix, &place.to_be_bytes()[2..]].concat();
-    let to = (!prefix.is_empty()).then(|| crate::encoding::prefix_range(prefix).end);
-    ElementRange { from, to }
-}
-
-/// Returns the place in an element key behind its prefix.
-fn place_of(element: &[u8]) -> u64 {
-    element
-        .iter()
-        .take(6)
-        .chain(std::iter::repeat(&0))
-        .take(6)
-        .fold(0, |n, &b| n << 8 | u64::from(b))
-}
-
 impl<V: Payload> Members<V> {
-    /// Creates the members of a meta row; none is in memory.
-    pub(crate) fn from_meta(version: u64, len: u64) -> Self {
-        Self { version, len, complete: false, ..Self::default() }
+    /// Creates the members of a meta row; none is in memory. `whole`: the bytes that they would take
+    /// in a packed row.
+    pub(crate) fn from_meta(version: u64, len: u64, whole: u64) -> Self {
+        Self { version, len, whole, complete: false, ..Self::default() }
+    }
+
+    /// Returns the bytes that all elements would take in a packed row.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.whole
     }
 
     /// Returns the number of elements.
@@ -223,6 +216,7 @@ impl<V: Payload> Members<V> {
         self.bytes += value.memory();
         let packed = packed_bytes(name, &value);
         self.packed += packed;
+        self.whole += packed as u64;
         self.changed += packed;
         let old = match self.known.get_mut(name) {
             Some(slot) => slot.replace(value),
@@ -237,7 +231,9 @@ impl<V: Payload> Members<V> {
         match &old {
             Some(old) => {
                 self.bytes -= old.memory();
-                self.packed -= packed_bytes(name, old);
+                let packed = packed_bytes(name, old);
+                self.packed -= packed;
+                self.whole = self.whole.saturating_sub(packed as u64);
             }
             None => {
                 self.len += 1;
@@ -253,11 +249,13 @@ impl<V: Payload> Members<V> {
     pub(crate) fn update<R>(&mut self, name: &[u8], change: impl FnOnce(&mut V) -> R) -> Option<R> {
         let value = self.known.get_mut(name)?.as_mut()?;
         self.bytes -= value.memory();
-        self.packed -= packed_bytes(name, value);
+        let before = packed_bytes(name, value);
+        self.packed -= before;
         let result = change(value);
         self.bytes += value.memory();
         let packed = packed_bytes(name, value);
         self.packed += packed;
+        self.whole = (self.whole + packed as u64).saturating_sub(before as u64);
         self.changed += packed;
         self.note(name, false);
         Some(result)
@@ -280,6 +278,7 @@ impl<V: Payload> Members<V> {
         self.bytes -= old.memory();
         let packed = packed_bytes(name, &old);
         self.packed -= packed;
+        self.whole = self.whole.saturating_sub(packed as u64);
         self.changed += packed;
         self.note(name, false);
         self.len -= 1;

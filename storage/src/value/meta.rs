@@ -5,20 +5,21 @@
 //!   string    the bytes
 //!   big string   version u64 | len u64                              (chunks: E rows)
 //!   packed hash  count | (name, value, [expire_at_ms u64])… | [rewrites]  (lengths are varints)
-//!   big hash     version u64 | len u64 | min_expire_at_ms u64        (fields: E rows)
+//!   big hash     version u64 | len u64 | min_expire_at_ms u64 | [bytes u64]   (fields: E rows)
 //!   packed set   count | name… | [rewrites]
-//!   big set      version u64 | len u64                              (members: E rows)
+//!   big set      version u64 | len u64 | [bytes u64]                (members: E rows)
 //! packed list  count | element…
 //! big list     version u64 | len u64 | first u64 | last u64 | listpack u64  (nodes: E rows)
 //!   packed zset  count | (score f64, name)… | [rewrites]             (in order)
-//!   big zset     version u64 | len u64 | low f64 | high f64          (members, order: E rows)
+//!   big zset     version u64 | len u64 | low f64 | high f64 | [bytes u64]   (members, order: E rows)
 //!   stream       last_id | max_deleted_id | entries_added u64 | count | (id, node)… | groups
 //!   big stream   version u64 | len u64 | nodes u64 | low | first_id | last_id | max_deleted_id |
-//!                entries_added u64 | groups                    (nodes, groups: E rows)
+//!                entries_added u64 | groups | [bytes u64]        (nodes, groups: E rows)
 //! field       flags u8 | [expire_at_ms u64] | [name] | value
 //! ```
 
 use super::collection::Collection;
+use super::size::{UNKNOWN, row_units};
 use super::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Stream, Value, Zset};
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use thiserror::Error;
@@ -96,6 +97,7 @@ pub(crate) fn encode_hash(out: &mut Vec<u8>, hash: &Hash) {
     out.extend_from_slice(&Collection::version(hash).to_be_bytes());
     out.extend_from_slice(&hash.len().to_be_bytes());
     out.extend_from_slice(&hash.min_expire_at_ms().to_be_bytes());
+    out.extend_from_slice(&hash.whole_bytes().to_be_bytes());
 }
 
 fn pack_hash(out: &mut Vec<u8>, hash: &Hash) {
@@ -178,7 +180,7 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
         }
         _ => return Err(damaged("unknown type")),
     };
-    entry.stored = entry.state();
+    entry.stored = entry.state().of_size(row_units(key.len(), row));
     Ok(entry)
 }
 
@@ -186,7 +188,8 @@ fn big_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
     let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
     let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
     let min_expire_at_ms = take_u64(&mut rest).ok_or(damaged("no field expiry"))?;
-    Ok(Hash::from_meta(version, len, timed, min_expire_at_ms))
+    let bytes = take_whole(&mut rest, len);
+    Ok(Hash::from_meta(version, (len, bytes), timed, min_expire_at_ms))
 }
 
 fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
@@ -215,14 +218,16 @@ pub(crate) fn encode_set(out: &mut Vec<u8>, set: &Set) {
         put_rewrites(out, set.rewrites());
         return;
     }
-    out.extend_from_slice(&version.to_be_bytes());
-    out.extend_from_slice(&set.len().to_be_bytes());
+    for n in [version, set.len(), set.whole_bytes()] {
+        out.extend_from_slice(&n.to_be_bytes());
+    }
 }
 
 fn big_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> {
     let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
     let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
-    Ok(Set::from_meta(version, len, encoding))
+    let bytes = take_whole(&mut rest, len);
+    Ok(Set::from_meta(version, (len, bytes), encoding))
 }
 
 fn unpack_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> {
@@ -282,6 +287,7 @@ pub(crate) fn encode_zset(out: &mut Vec<u8>, zset: &Zset) {
     let (low, high) = zset.bounds();
     out.extend_from_slice(&low.to_bits().to_be_bytes());
     out.extend_from_slice(&high.to_bits().to_be_bytes());
+    out.extend_from_slice(&zset.whole_bytes().to_be_bytes());
 }
 
 fn big_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
@@ -289,7 +295,8 @@ fn big_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
     let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
     let low = take_score(&mut rest).ok_or(damaged("no least score"))?;
     let high = take_score(&mut rest).ok_or(damaged("no greatest score"))?;
-    Ok(Zset::from_meta(version, len, (low, high), skiplist))
+    let bytes = take_whole(&mut rest, len);
+    Ok(Zset::from_meta(version, (len, bytes), (low, high), skiplist))
 }
 
 fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
@@ -341,6 +348,12 @@ fn take<'a, const N: usize>(input: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     let (head, rest) = input.split_first_chunk::<N>()?;
     *input = rest;
     Some(head)
+}
+
+/// Reads the bytes that the elements of a big collection would take in a packed row; rows of earlier
+/// versions do not have them.
+fn take_whole(input: &mut &[u8], len: u64) -> u64 {
+    take_u64(input).unwrap_or(len.saturating_mul(UNKNOWN))
 }
 
 fn take_u64(input: &mut &[u8]) -> Option<u64> {

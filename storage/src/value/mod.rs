@@ -1,5 +1,6 @@
 //! Decoded values, in the form of the hot tier.
 
+mod access;
 pub(crate) mod collection;
 pub mod hash;
 pub mod list;
@@ -11,6 +12,7 @@ pub(crate) mod pack;
 mod packing_tests;
 pub(crate) mod sequence;
 pub mod set;
+mod size;
 mod spread;
 pub mod stream;
 pub mod string;
@@ -19,12 +21,14 @@ mod test_rows;
 pub mod zset;
 
 use crate::need::Part;
+pub use access::AccessCounting;
 use collection::Collection;
 pub use collection::ElementHint;
 pub use hash::{Field, Hash};
 pub use list::List;
 pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
 pub use set::{Set, SetEncoding};
+pub use size::{SIZE_UNIT, row_units};
 pub use stream::{Stream, StreamId};
 pub use string::{BigStr, Str};
 pub use zset::{LexEdge, Span, Zset, ZsetWalk};
@@ -223,6 +227,8 @@ pub struct JournaledState {
     pub live: bool,
     /// True if nothing is known about it: the key's row is to be replaced blindly (RFC 12).
     pub(crate) unseen: bool,
+    /// Size of the key, in units of [`SIZE_UNIT`](crate::value::SIZE_UNIT).
+    pub(crate) units: u32,
     pub expire_at_ms: u64,
     /// Version and field expiry, which most keys do not have.
     elements: Option<Box<StoredElements>>,
@@ -240,7 +246,12 @@ impl JournaledState {
     pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
         let some = version != 0 || fields_expire_at_ms != 0;
         let elements = some.then(|| Box::new(StoredElements { version, fields_expire_at_ms }));
-        Self { live: true, unseen: false, expire_at_ms, elements }
+        Self { live: true, unseen: false, units: 0, expire_at_ms, elements }
+    }
+
+    /// Returns it with the size of the key, in units.
+    pub(crate) fn of_size(self, units: u32) -> Self {
+        Self { units, ..self }
     }
 
     /// Creates the state of a key whose row was not read.
@@ -296,8 +307,10 @@ pub struct Entry {
     pub(crate) unit: u32,
     /// True if it is in its store's list of large values.
     pub(crate) large: bool,
-    /// Logarithmic access counter, for OBJECT FREQ and eviction.
+    /// Accesses lately, for what stays in memory.
     pub(crate) freq: u8,
+    /// Logarithmic count of accesses, for OBJECT FREQ and `maxmemory-policy`.
+    pub(crate) accesses: u8,
     pub(crate) dirty: bool,
     /// True if a change other than [`crate::notes::NoteKind::Touched`] was made since it was lent.
     pub(crate) visible: bool,
@@ -345,6 +358,7 @@ impl Entry {
             large: false,
             accessed_s: 0,
             freq: 0,
+            accesses: access::LFU_FIRST,
             dirty: false,
             visible: false,
             unit: 0,
@@ -381,12 +395,9 @@ impl Entry {
         self.accessed_s = ((now_ms / 1000) as u32).wrapping_sub(idle_s);
     }
 
-    pub fn freq(&self) -> u8 {
-        self.freq
-    }
-
-    pub fn set_freq(&mut self, freq: u8) {
-        self.freq = freq;
+    /// Sets the logarithmic count of accesses.
+    pub fn set_accesses(&mut self, accesses: u8) {
+        self.accesses = accesses;
     }
 
     /// Returns true if it has changes that are not in the journal.

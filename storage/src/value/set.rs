@@ -44,8 +44,13 @@ impl Set {
     }
 
     /// Creates a big set from its meta row; no member is in memory.
-    pub(crate) fn from_meta(version: u64, len: u64, encoding: SetEncoding) -> Self {
-        Self { members: Members::from_meta(version, len), encoding }
+    pub(crate) fn from_meta(version: u64, (len, bytes): (u64, u64), encoding: SetEncoding) -> Self {
+        Self { members: Members::from_meta(version, len, bytes), encoding }
+    }
+
+    /// Returns the bytes that all members would take in a packed row.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.members.whole_bytes()
     }
 
     /// Returns the number of members.
@@ -318,7 +323,7 @@ mod tests {
 
     #[test]
     fn unknown_members_are_asked_for() {
-        let mut set = Set::from_meta(9, 2, SetEncoding::Table);
+        let mut set = Set::from_meta(9, (2, 0), SetEncoding::Table);
         assert_eq!(set.contains(b"a"), Err(Part::Fields(vec![b"a"[..].into()])));
         set.apply_loaded(b"a", false);
         set.apply_loaded(b"b", true);
@@ -336,7 +341,7 @@ mod tests {
 
     #[test]
     fn some_members_are_one_page_at_most() {
-        let mut set = Set::from_meta(9, 1 << 20, SetEncoding::Table);
+        let mut set = Set::from_meta(9, (1 << 20, 0), SetEncoding::Table);
         let Err(Part::Page { range, reverse, limit }) = set.require_some(1000) else {
             panic!("nothing asked for")
         };

@@ -68,7 +68,9 @@ impl TestRows {
                 Op::Delete { key, .. } => {
                     self.rows.remove(&element(key));
                 }
-                Op::Generation { .. } => panic!("a collection has no generations"),
+                Op::Generation { .. } | Op::Resize { .. } => {
+                    panic!("a collection has no generations and no counters")
+                }
             }
         }
     }

@@ -127,17 +127,22 @@ impl Zset {
     /// is in memory.
     pub(crate) fn from_meta(
         version: u64,
-        len: u64,
+        (len, bytes): (u64, u64),
         (low, high): (f64, f64),
         skiplist: bool,
     ) -> Self {
-        let members = Members::from_meta(version, len);
+        let members = Members::from_meta(version, len, bytes);
         Self { members, order: Order::away(len, low, high), skiplist }
     }
 
     /// Returns the number of members.
     pub fn len(&self) -> u64 {
         self.members.len()
+    }
+
+    /// Returns the bytes that all members would take in a packed row.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.members.whole_bytes()
     }
 
     pub fn is_empty(&self) -> bool {

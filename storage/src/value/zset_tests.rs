@@ -43,7 +43,7 @@ impl World {
                 Op::Delete { key, .. } => {
                     self.rows.remove(&key[HEAD..]);
                 }
-                Op::Generation { .. } => {}
+                Op::Generation { .. } | Op::Resize { .. } => {}
             }
         }
         assert_eq!(self.rows.len() as u64, 2 * self.zset.len());

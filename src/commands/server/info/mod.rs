@@ -8,7 +8,7 @@ mod sections;
 use super::latency::times_of;
 use crate::acl::DenialReason;
 use crate::command::registry;
-use crate::node::{Counters, Node, WorkerStats};
+use crate::node::{Counters, EMPTY_BYTES, Node, WorkerStats};
 use crate::process;
 use crate::pubsub::SubscriptionKind;
 use crate::routing::{Call, Waiting};
@@ -277,22 +277,10 @@ impl Page<'_> {
     fn memory(&mut self) {
         let settings = self.worker.settings();
         let used = process::memory();
-        let dataset = self.sum(|s| &s.store.hot_bytes);
+        let bytes = self.node.health.data_set.bytes();
         let clients: u64 = self.node.clients.all().iter().map(|c| c.memory()).sum();
-        let overhead = used.resident.saturating_sub(dataset);
-        let share = |part: u64| part as f64 * 100.0 / used.resident.max(1) as f64;
-        self.sized("used_memory", used.resident);
-        self.sized("used_memory_rss", used.resident);
-        self.sized("used_memory_peak", used.peak);
-        self.field(
-            "used_memory_peak_perc",
-            format_args!("{:.2}%", used.resident as f64 * 100.0 / used.peak.max(1) as f64),
-        );
+        self.data_set(bytes, used.resident);
         self.fields(&[
-            ("used_memory_overhead", &overhead),
-            ("used_memory_startup", &0),
-            ("used_memory_dataset", &dataset),
-            ("used_memory_dataset_perc", &format_args!("{:.2}%", share(dataset))),
             ("allocator_allocated", &used.resident),
             ("allocator_active", &used.resident),
             ("allocator_resident", &used.resident),
@@ -327,8 +315,11 @@ impl Page<'_> {
         self.sized("maxmemory", settings.maxmemory);
         self.fields(&[
             ("maxmemory_policy", &settings.maxmemory_policy.as_str()),
-            ("mem_fragmentation_ratio", &"1.00"),
-            ("mem_fragmentation_bytes", &0),
+            (
+                "mem_fragmentation_ratio",
+                &format_args!("{:.2}", used.resident as f64 / bytes as f64),
+            ),
+            ("mem_fragmentation_bytes", &(i128::from(used.resident) - i128::from(bytes))),
             ("mem_not_counted_for_evict", &0),
             ("mem_overhead_db_hashtable_rehashing", &0),
             ("mem_replication_backlog", &0),
@@ -342,6 +333,24 @@ impl Page<'_> {
             ("active_defrag_running", &0),
             ("lazyfree_pending_objects", &0),
             ("lazyfreed_objects", &0),
+        ]);
+    }
+
+    /// Writes the size of the data set, next to the memory of the process.
+    fn data_set(&mut self, bytes: u64, resident: u64) {
+        let peak = self.node.health.data_set.peak();
+        let of_keys = bytes - EMPTY_BYTES;
+        let percent =
+            |part: u64, whole: u64| format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64);
+        self.sized("used_memory", bytes);
+        self.sized("used_memory_rss", resident);
+        self.sized("used_memory_peak", peak);
+        self.fields(&[
+            ("used_memory_peak_perc", &percent(bytes, peak)),
+            ("used_memory_overhead", &EMPTY_BYTES),
+            ("used_memory_startup", &EMPTY_BYTES),
+            ("used_memory_dataset", &of_keys),
+            ("used_memory_dataset_perc", &percent(of_keys, bytes)),
         ]);
     }
 
@@ -445,8 +454,7 @@ impl Page<'_> {
             ("expired_stale_perc", &"0.00"),
             ("expired_time_cap_reached_count", &0),
             ("expire_cycle_cpu_milliseconds", &0),
-            // No policy evicts keys.
-            ("evicted_keys", &0),
+            ("evicted_keys", &self.sum(|s| &s.store.evicted)),
             ("evicted_clients", &clients.evicted.load(Ordering::Relaxed)),
             ("evicted_scripts", &self.node.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),

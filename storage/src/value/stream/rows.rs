@@ -44,6 +44,9 @@ impl Stream {
             }
         }
         self.groups.encode(out, stored);
+        if stored {
+            out.extend_from_slice(&self.nodes.whole_bytes().to_be_bytes());
+        }
     }
 
     /// Decodes the output of [`Stream::encode_meta`]; `None` if it is damaged.
@@ -74,6 +77,9 @@ impl Stream {
             stream.first_id = stream.end(false).ok()?.map_or(StreamId::MIN, |entry| entry.id);
         }
         stream.groups = Groups::decode(rest, stored)?;
+        if stored && !rest.is_empty() {
+            stream.nodes.set_whole_bytes(take_u64(rest)?);
+        }
         rest.is_empty().then_some(stream)
     }
 }

@@ -242,11 +242,12 @@ impl Stream {
         self.len -= plan.deleted;
         self.first_id = plan.first;
         if plan.nodes > 0 {
+            let mean = self.nodes.whole_bytes() / self.node_count.max(1);
             self.node_count -= plan.nodes;
             let cold = self.cold.take().map(|cold| cold.nodes).unwrap_or_default();
             let unread = cold.into_iter().map(|(first, _)| first);
             let unread = unread.take_while(|first| plan.end.is_none_or(|end| *first < end));
-            self.nodes.remove_before(plan.end.as_ref(), unread);
+            self.nodes.remove_before(plan.end.as_ref(), unread, mean);
         }
         if let Some(key) = plan.end.filter(|_| plan.front > 0) {
             let mut left = plan.front;

@@ -93,6 +93,8 @@ pub(in crate::value) struct Paged<K: PagedKey, V: PagedRow<K>> {
     gone: BTreeSet<K>,
     /// Bytes of memory beside the sizes of keys and values.
     heap: usize,
+    /// The same of all rows, in memory or not; approximate if rows were removed that were not read.
+    whole: u64,
     /// Key from which the next rows are dropped from memory.
     hand: Option<K>,
 }
@@ -109,6 +111,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
             dirty: Vec::new(),
             gone: BTreeSet::new(),
             heap: 0,
+            whole: 0,
             hand: None,
         }
     }
@@ -153,6 +156,16 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         self.heap
     }
 
+    /// Returns what [`heap`](Self::heap) would be if all rows were in memory.
+    pub(in crate::value) fn whole_bytes(&self) -> u64 {
+        self.whole
+    }
+
+    /// Sets that, for a map of which nothing is in memory.
+    pub(in crate::value) fn set_whole_bytes(&mut self, bytes: u64) {
+        self.whole = bytes;
+    }
+
     /// Returns the approximate memory use in bytes.
     pub(in crate::value) fn memory(&self) -> usize {
         // Nodes of trees are a third empty on average.
@@ -174,6 +187,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
     /// Sets the row of a key, replacing any other.
     pub(in crate::value) fn insert(&mut self, key: K, value: V) {
         self.heap += key.heap() + value.heap();
+        self.whole += (key.heap() + value.heap()) as u64;
         let was_gone = self.gone.remove(&key);
         let fresh = !was_gone && !self.is_in_gap(&key);
         let mut slot = PagedSlot { value, dirty: self.stored, fresh };
@@ -181,6 +195,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         if let Some((_, fresh, heap)) = old {
             slot.fresh = fresh;
             self.heap -= key.heap() + heap;
+            self.whole = self.whole.saturating_sub((key.heap() + heap) as u64);
         }
         if self.stored && old.is_none_or(|(dirty, ..)| !dirty) {
             self.dirty.push(key.clone());
@@ -197,7 +212,9 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         let slot = self.rows.get_mut(key)?;
         let before = slot.value.heap();
         let result = change(&mut slot.value);
-        self.heap = self.heap + slot.value.heap() - before;
+        let after = slot.value.heap();
+        self.heap = self.heap + after - before;
+        self.whole = (self.whole + after as u64).saturating_sub(before as u64);
         if self.stored && !std::mem::replace(&mut slot.dirty, true) {
             self.dirty.push(key.clone());
         }
@@ -211,18 +228,24 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
             self.gone.insert(key.clone());
         }
         let slot = slot?;
-        self.heap -= key.heap() + slot.value.heap();
+        let bytes = key.heap() + slot.value.heap();
+        self.heap -= bytes;
+        self.whole = self.whole.saturating_sub(bytes as u64);
         Some(slot.value)
     }
 
-    /// Removes all rows before a key (`None`: all); `unread` are those that are not in memory.
+    /// Removes all rows before a key (`None`: all); `unread` are those that are not in memory, which
+    /// are assumed to take `mean` bytes each.
     pub(in crate::value) fn remove_before(
         &mut self,
         end: Option<&K>,
         unread: impl Iterator<Item = K>,
+        mean: u64,
     ) {
         for key in unread {
-            self.remove(&key);
+            if self.remove(&key).is_none() {
+                self.whole = self.whole.saturating_sub(mean);
+            }
         }
         while let Some((key, _)) = self.rows.first_key_value()
             && end.is_none_or(|end| key < end)

@@ -145,7 +145,7 @@ fn a_map_is_as_a_model() {
                 }
                 14 if rng.random_ratio(1, 8) => {
                     let unread: Vec<_> = world.model.range(..id(n / 8)).map(|(k, _)| *k).collect();
-                    world.map.remove_before(Some(&id(n / 8)), unread.into_iter());
+                    world.map.remove_before(Some(&id(n / 8)), unread.into_iter(), 0);
                     world.model.retain(|key, _| *key >= id(n / 8));
                 }
                 15 if rng.random_ratio(1, 20) => {

@@ -1,0 +1,280 @@
+//! `maxmemory`: the data set is held at its limit by every policy, in memory and on disk.
+
+use super::Server;
+use super::blind::{info, number, run};
+use super::checkpoints::done;
+use redis::Connection;
+use std::time::{Duration, Instant};
+
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const POLICIES: [&str; 7] = [
+    "allkeys-lru",
+    "allkeys-lfu",
+    "allkeys-random",
+    "volatile-lru",
+    "volatile-lfu",
+    "volatile-random",
+    "volatile-ttl",
+];
+
+fn used(client: &mut Connection) -> u64 {
+    info(client, "used_memory").parse().expect("a number")
+}
+
+fn set(client: &mut Connection, name: &str, value: &str) {
+    run(client, &["CONFIG", "SET", name, value]);
+}
+
+/// Writes keys `from..to` of 500 bytes in pipelines, with an expiry.
+fn write(client: &mut Connection, from: usize, to: usize) {
+    let value = "v".repeat(500);
+    for batch in (from..to).collect::<Vec<_>>().chunks(200) {
+        let mut pipe = redis::pipe();
+        for n in batch {
+            pipe.cmd("SET").arg(format!("key:{n}")).arg(&value).arg("EX").arg(10_000 + n).ignore();
+        }
+        pipe.exec(client).expect("written");
+    }
+}
+
+/// Waits until the data set is at most so large.
+fn sinks_to(client: &mut Connection, most: u64, at: &str) {
+    let begun = Instant::now();
+    while used(client) > most {
+        assert!(begun.elapsed() < PATIENCE, "{at}: {} is beyond {most}", used(client));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn every_policy_holds_the_data_set_at_its_limit() {
+    for workers in ["1", "2"] {
+        let server =
+            Server::start(&["--workers", workers, "--shards", "2", "--appendfsync", "everysec"]);
+        let mut client = server.client();
+        for policy in POLICIES {
+            run(&mut client, &["FLUSHALL"]);
+            run(&mut client, &["CONFIG", "RESETSTAT"]);
+            set(&mut client, "maxmemory", "3mb");
+            set(&mut client, "maxmemory-policy", policy);
+            run(&mut client, &["SET", "stays", "v"]);
+            for part in 0..4 {
+                write(&mut client, part * 3000, part * 3000 + 3000);
+                sinks_to(&mut client, 3 << 20, policy);
+            }
+            assert!(used(&mut client) > (3 << 20) * 9 / 10, "{policy} evicts too much");
+            let evicted: u64 = info(&mut client, "evicted_keys").parse().expect("a number");
+            let keys = number(&mut client, &["DBSIZE"]) as u64;
+            assert!((12_000..=12_001).contains(&(evicted + keys)), "{policy}: {evicted} {keys}");
+            if policy.starts_with("volatile") {
+                assert_eq!(number(&mut client, &["EXISTS", "stays"]), 1, "{policy}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_size_is_exact_whatever_happens() {
+    let mut server = Server::start(&["--workers", "2", "--shards", "3", "--memory-budget", "32mb"]);
+    let empty = used(&mut server.client());
+    let mut sizes = Vec::new();
+    for round in 0..3 {
+        let mut client = server.client();
+        write(&mut client, round * 500, round * 500 + 1500);
+        for n in 0..200 {
+            let key = |name: &str| format!("{name}{n}");
+            run(&mut client, &["HSET", &key("hash"), "a", "1", "b", &"y".repeat(100 * round)]);
+            run(&mut client, &["SADD", &key("set"), "a", &"z".repeat(100 + round)]);
+            run(&mut client, &["RPUSH", &key("list"), &"l".repeat(2000), "2"]);
+            run(&mut client, &["ZADD", &key("zset"), "1", "a", "2", &"m".repeat(100 + round)]);
+            run(&mut client, &["XADD", &key("stream"), "*", "field", &"s".repeat(2000)]);
+            run(&mut client, &["APPEND", &key("long"), &"x".repeat(20_000)]);
+            run(&mut client, &["INCR", "number"]);
+        }
+        for n in 0..3000 {
+            run(&mut client, &["HSET", "big", &format!("f{n}"), &format!("{round}")]);
+        }
+        run(&mut client, &["DEL", "key:1", "hash1", "list2", "stream3", "zset4", "long5"]);
+        let before = used(&mut client);
+        sizes.push(before);
+        drop(client);
+        match round {
+            1 => server.kill(),
+            _ => server.stop(),
+        }
+        server.restart();
+        assert_eq!(used(&mut server.client()), before, "round {round}");
+    }
+    assert!(sizes[0] < sizes[1] && sizes[1] < sizes[2], "{sizes:?}");
+    // `check` compares the counters with all rows.
+    server.stop();
+    done(&["check", "--dir", &server.dir().join("data").display().to_string()]);
+    server.restart();
+    let mut client = server.client();
+    run(&mut client, &["FLUSHALL"]);
+    assert_eq!(used(&mut client), empty);
+    write(&mut client, 0, 100);
+    let names: Vec<String> = (0..100).map(|n| format!("key:{n}")).collect();
+    for name in &names {
+        run(&mut client, &["DEL", name]);
+    }
+    assert_eq!(used(&mut client), empty);
+}
+
+#[test]
+fn keys_on_disk_are_evicted_first() {
+    let mut server =
+        Server::start(&["--workers", "2", "--shards", "2", "--appendfsync", "everysec"]);
+    for policy in ["allkeys-lru", "allkeys-lfu", "volatile-lru", "volatile-ttl", "allkeys-random"] {
+        let mut client = server.client();
+        run(&mut client, &["FLUSHALL"]);
+        write(&mut client, 0, 8000);
+        let all = used(&mut client);
+        drop(client);
+        server.stop();
+        server.restart();
+        // Only these are in memory now.
+        let mut client = server.client();
+        for n in 0..100 {
+            run(&mut client, &["GET", &format!("key:{}", n * 80)]);
+        }
+        set(&mut client, "maxmemory-policy", policy);
+        set(&mut client, "maxmemory", &(all / 2).to_string());
+        sinks_to(&mut client, all / 2, policy);
+        assert!(used(&mut client) > all * 2 / 5, "{policy} evicts too much");
+        let kept: usize = (0..100)
+            .filter(|n| number(&mut client, &["EXISTS", &format!("key:{}", n * 80)]) == 1)
+            .count();
+        match policy {
+            "allkeys-random" => assert!((20..90).contains(&kept), "{kept} of 100"),
+            // Those that expire first are the first ones.
+            "volatile-ttl" => {
+                assert_eq!(number(&mut client, &["EXISTS", "key:0"]), 0);
+                assert_eq!(number(&mut client, &["EXISTS", "key:7999"]), 1);
+            }
+            _ => assert!(kept >= 98, "{policy}: {kept} of 100"),
+        }
+        set(&mut client, "maxmemory", "0");
+    }
+}
+
+#[test]
+fn what_is_used_stays() {
+    let server = Server::start(&["--workers", "2", "--appendfsync", "no"]);
+    let mut client = server.client();
+    for policy in ["allkeys-lru", "allkeys-lfu"] {
+        run(&mut client, &["FLUSHALL"]);
+        set(&mut client, "maxmemory-policy", policy);
+        set(&mut client, "maxmemory", "4mb");
+        set(&mut client, "maxmemory-samples", "10");
+        write(&mut client, 0, 3000);
+        // The clock of accesses has seconds.
+        for round in 0..3 {
+            std::thread::sleep(Duration::from_millis(1100));
+            for n in 0..200 {
+                let key = format!("key:{}", n * 10);
+                let _: Option<String> =
+                    redis::cmd("GET").arg(key).query(&mut client).expect("read");
+            }
+            write(&mut client, 10_000 + round * 1500, 11_500 + round * 1500);
+        }
+        sinks_to(&mut client, 4 << 20, policy);
+        let exists = |client: &mut Connection, n: usize| {
+            number(client, &["EXISTS", &format!("key:{n}")]) == 1
+        };
+        let used = (0..200).filter(|n| exists(&mut client, n * 10)).count();
+        let unused = (0..200).filter(|n| exists(&mut client, n * 10 + 1)).count();
+        // LRU takes the oldest of the others, LFU any of them.
+        let most = if policy == "allkeys-lru" { 100 } else { 170 };
+        assert!(used > 180 && unused < most, "{policy}: {used} of those in use, {unused} others");
+        set(&mut client, "maxmemory", "0");
+    }
+}
+
+#[test]
+fn beyond_the_limit_what_needs_memory_is_refused_if_nothing_may_go() {
+    let server = Server::start(&["--workers", "2"]);
+    let mut client = server.client();
+    write(&mut client, 0, 1000);
+    run(&mut client, &["SET", "plain", "v"]);
+    set(&mut client, "maxmemory", "1100kb");
+    let refused = |client: &mut Connection, words: &[&str]| {
+        let mut command = redis::cmd(words[0]);
+        words[1..].iter().for_each(|word| _ = command.arg(*word));
+        command.query::<redis::Value>(client).expect_err("refused").to_string()
+    };
+    const OOM: &str = "command not allowed when used memory > 'maxmemory'.";
+    assert!(refused(&mut client, &["SET", "k", "v"]).contains(OOM));
+    assert!(refused(&mut client, &["EVAL", "return redis.call('SET','k','v')", "0"]).contains(OOM));
+    assert_eq!(number(&mut client, &["EXISTS", "key:0"]), 1, "reads go on");
+    assert_eq!(number(&mut client, &["DEL", "key:0"]), 1, "and so do deletions");
+    // Only keys with an expiry may go: then those without one are in the way.
+    set(&mut client, "maxmemory-policy", "volatile-lru");
+    sinks_to(&mut client, 1100 << 10, "volatile-lru");
+    run(&mut client, &["SET", "k", "v"]);
+    set(&mut client, "maxmemory", "1mb");
+    let begun = Instant::now();
+    while info(&mut client, "db0").contains("expires=0") || number(&mut client, &["DBSIZE"]) > 2 {
+        assert!(begun.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(20));
+        if number(&mut client, &["DBSIZE"]) == 2 {
+            break;
+        }
+    }
+    assert!(refused(&mut client, &["SET", "other", "v"]).contains(OOM));
+    assert_eq!(number(&mut client, &["EXISTS", "plain", "k"]), 2);
+}
+
+#[test]
+fn an_evicted_key_tells_its_listeners() {
+    let server = Server::start(&["--workers", "2"]);
+    let mut client = server.client();
+    run(&mut client, &["CONFIG", "SET", "notify-keyspace-events", "Ee"]);
+    let mut listener = server.client();
+    let mut channel = listener.as_pubsub();
+    channel.subscribe("__keyevent@0__:evicted").expect("subscribed");
+    channel.set_read_timeout(Some(PATIENCE)).expect("set");
+    run(&mut client, &["SET", "k", "v"]);
+    let mut watcher = server.client();
+    run(&mut watcher, &["WATCH", "k"]);
+    let mut told = server.client();
+    let id = number(&mut told, &["CLIENT", "ID"]).to_string();
+    let mut told = told.as_pubsub();
+    told.subscribe("__redis__:invalidate").expect("subscribed");
+    told.set_read_timeout(Some(PATIENCE)).expect("set");
+    let mut reader = server.client();
+    run(&mut reader, &["CLIENT", "TRACKING", "ON", "REDIRECT", &id]);
+    run(&mut reader, &["GET", "k"]);
+    set(&mut client, "maxmemory-policy", "allkeys-random");
+    set(&mut client, "maxmemory", "1mb");
+    let message = channel.get_message().expect("an event");
+    assert_eq!(message.get_payload::<String>().expect("a name"), "k");
+    let keys: Vec<String> = told.get_message().expect("told").get_payload().expect("keys");
+    assert_eq!(keys, ["k"]);
+    run(&mut watcher, &["MULTI"]);
+    run(&mut watcher, &["PING"]);
+    assert_eq!(run(&mut watcher, &["EXEC"]), redis::Value::Nil);
+    assert_eq!(info(&mut client, "evicted_keys"), "1");
+}
+
+#[test]
+fn transactions_and_scripts_of_any_size_end_within_the_limit() {
+    let server = Server::start(&["--workers", "2", "--appendfsync", "everysec"]);
+    let mut client = server.client();
+    set(&mut client, "maxmemory-policy", "allkeys-lru");
+    set(&mut client, "maxmemory", "3mb");
+    for round in 0..5 {
+        let mut pipe = redis::pipe();
+        pipe.atomic();
+        for n in 0..1000 {
+            pipe.cmd("SET").arg(format!("m{round}:{n}")).arg("x".repeat(300)).ignore();
+        }
+        pipe.exec(&mut client).expect("stored");
+        let script = "for i=1,1000 do redis.call('SET', ARGV[1]..i, string.rep('y',300)) end";
+        run(&mut client, &["EVAL", script, "0", &format!("s{round}:")]);
+    }
+    sinks_to(&mut client, 3 << 20, "scripts");
+    assert!(number(&mut client, &["DBSIZE"]) > 1000);
+}
