@@ -231,9 +231,9 @@ fn serve(
         surroundings,
     });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
-    node.start.replayed = opened.replayed;
+    node.figures.start.replayed = opened.replayed;
     if supervisor.is_some() {
-        node.start.supervised = SupervisedBy::Systemd.as_str();
+        node.figures.start.supervised = SupervisedBy::Systemd.as_str();
     }
     let node = Arc::new(node);
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
@@ -351,7 +351,7 @@ async fn serve_reloads(node: Arc<Node>) {
         match tls::load(&node.config.settings()) {
             Ok(loaded) => {
                 let what = if loaded.any() { ": certificates are loaded anew" } else { "" };
-                node.tls.replace(loaded);
+                node.ports.tls.replace(loaded);
                 tracing::info!("SIGHUP{what}");
             }
             Err(error) => tracing::error!("SIGHUP: the old certificates stay: {error}"),
@@ -530,7 +530,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_materialiser());
     tokio::task::spawn_local(worker.clone().run_expiry());
     tokio::task::spawn_local(worker.clone().run_evictor());
-    let pubsub = node.pubsub.clone();
+    let pubsub = node.broadcast.pubsub.clone();
     tokio::task::spawn_local(async move { pubsub.run_wakes(id).await });
     accept_from(&worker, sockets, net);
     // An error means that the server's main thread has ended: the worker stops as well.

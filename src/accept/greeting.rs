@@ -57,7 +57,7 @@ pub(super) fn begin(
     let node = worker.node.clone();
     let Ok(tcp) = tcp.into_std() else { return };
     let mailbox = worker.peers.mailboxes[worker.id].clone();
-    node.handshakes.clone().spawn(async move {
+    node.ports.handshakes.clone().spawn(async move {
         let is_secured = greeting.tls.is_some();
         let greeted = in_time(greet(tcp, greeting, &mut guest.addr, &place), &place).await;
         drop(place);
@@ -139,6 +139,6 @@ fn count(refusals: &Refusals, addr: &PeerAddr, rejection: Rejection, is_secured:
 
 /// Returns the beginning of a connection, if it has one. `None`: the port for TLS is being closed.
 pub(super) fn of(node: &Node, is_proxied: bool, is_secure: bool) -> Option<Greeting> {
-    let tls = if is_secure { Some(node.tls.get().clients?) } else { None };
+    let tls = if is_secure { Some(node.ports.tls.get().clients?) } else { None };
     Some(Greeting { is_proxied, tls })
 }

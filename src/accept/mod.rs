@@ -249,7 +249,8 @@ fn enter(worker: &Rc<Worker>, stream: Stream, Guest { addr, laddr, since_ms }: G
         return;
     }
     let settings = worker.settings();
-    if settings.protected_mode && !worker.node.accounts.needs_password() && !addr.is_local() {
+    if settings.protected_mode && !worker.node.access.accounts.needs_password() && !addr.is_local()
+    {
         worker.node.clients.refusals.unprotected(&addr);
         refuse(
             worker,
@@ -262,7 +263,8 @@ fn enter(worker: &Rc<Worker>, stream: Stream, Guest { addr, laddr, since_ms }: G
     let (id, fd) = (worker.id, stream.as_raw_fd());
     let is_unix = matches!(stream, Stream::Unix(_));
     let is_secured = matches!(stream, Stream::Tls(_));
-    let (max, is_stranger) = (settings.maxclients as usize, worker.node.accounts.needs_password());
+    let (max, is_stranger) =
+        (settings.maxclients as usize, worker.node.access.accounts.needs_password());
     let make = |n| {
         let client = Client::new(n, (addr.clone(), laddr), fd, id, since_ms);
         client.set(ClientState::UNIX, is_unix);

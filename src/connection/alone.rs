@@ -36,7 +36,7 @@ impl Connection {
         let left = buf.len() - parser.consumed();
         let ended = self.run_alone(args, left, &settings, &mut out).await?;
         // Other clients need not wait until this one has read its reply.
-        self.worker.node.pubsub.ring();
+        self.worker.node.broadcast.pubsub.ring();
         let command = gate::resolve(args).ok();
         if command.is_some_and(routing::shows_data)
             && ended.outcome != Outcome::Refused

@@ -80,7 +80,7 @@ impl Connection {
 
     /// Sets EXEC's name for monitors, as the client has written it.
     fn name_exec(&mut self, args: Args<'_>) {
-        if self.worker.node.monitors.any()
+        if self.worker.node.broadcast.monitors.any()
             && let (Some(transaction), Some(name)) = (&mut self.session.transaction, args.get(0))
         {
             transaction.named(name);

@@ -125,7 +125,9 @@ pub(super) fn admit(
         return Admitted::Refused(text.into());
     }
     let node = &worker.node;
-    if !session.authenticated && node.accounts.needs_password() && !command.spec.has(flag!(NO_AUTH))
+    if !session.authenticated
+        && node.access.accounts.needs_password()
+        && !command.spec.has(flag!(NO_AUTH))
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
@@ -158,7 +160,7 @@ pub(super) fn admit(
         );
         return Admitted::Refused(text.into());
     }
-    if let Some(kind) = node.scripts.running.busy()
+    if let Some(kind) = node.code.scripts.running.busy()
         && !command.spec.has(flag!(ALLOW_BUSY))
     {
         return Admitted::Refused(kind.busy_text().into());

@@ -86,7 +86,7 @@ pub struct Connection {
 
 /// Serves a connection until it ends.
 pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
-    let account = worker.node.accounts.default_account().clone();
+    let account = worker.node.access.accounts.default_account().clone();
     let session = Session::new(client.clone(), account, !client.is_stranger());
     let mut connection = Box::new(Connection {
         worker: worker.clone(),
@@ -241,7 +241,8 @@ impl Connection {
     /// Pauses after commands that write, while writers are slowed.
     async fn keep_pace(&mut self) {
         if std::mem::take(&mut self.wrote) {
-            let pause = self.worker.node.pace.charge(std::mem::take(&mut self.unpaid) as u64);
+            let pause =
+                self.worker.node.pressure.pace.charge(std::mem::take(&mut self.unpaid) as u64);
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
@@ -262,7 +263,7 @@ impl Connection {
     /// Returns false if the connection has to be closed.
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
-            self.worker.node.pubsub.ring();
+            self.worker.node.broadcast.pubsub.ring();
             let (mut out, mut rest) = cycle.finish(&self.worker).await;
             while let Some(more) = rest {
                 self.reply(&out).await?;
@@ -550,7 +551,7 @@ impl Connection {
     #[inline]
     fn show(&self, command: &Command, args: Args<'_>) {
         let hidden = flag!(ADMIN | SKIP_MONITOR);
-        if self.worker.node.monitors.any() && !command.spec.has(hidden) {
+        if self.worker.node.broadcast.monitors.any() && !command.spec.has(hidden) {
             self.show_to_monitors(args);
         }
     }
@@ -562,7 +563,7 @@ impl Connection {
         let source = self.session.client.addr.in_monitor();
         let line = Line { now_us, db: self.session.db, source: &source, args };
         let limits = self.worker.settings().client_output_buffer_limit;
-        node.monitors.tell(&line, &limits, now_us / 1000);
+        node.broadcast.monitors.tell(&line, &limits, now_us / 1000);
     }
 }
 

@@ -189,7 +189,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
     let (node, settings) = (&worker.node, worker.settings());
     let (id, now_ms) = (worker.id, node.clock.now_ms());
     let make = |n| Client::new(n, (ends.peer.into(), ends.local.into()), fd, id, now_ms);
-    let (max, is_stranger) = (settings.maxclients as usize, node.accounts.needs_password());
+    let (max, is_stranger) = (settings.maxclients as usize, node.access.accounts.needs_password());
     let Some(client) = node.clients.admit(max, is_stranger, make) else {
         node.clients.refusals.too_many(&ends.peer.into());
         return false;

@@ -62,7 +62,7 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
         let until = pause.until_ms.saturating_sub(node.clock.now_ms());
         reasons.push(format!("clients are paused for {until} ms more"));
     }
-    if node.scripts.running.busy().is_some() {
+    if node.code.scripts.running.busy().is_some() {
         reasons.push("a script runs for longer than busy-reply-threshold".to_owned());
     }
     reasons

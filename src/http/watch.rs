@@ -74,7 +74,7 @@ impl FigureWatch {
         let stats = node.checkpoints.stats();
         // Before the first one of this life, the time is that of the start.
         let own_ms = stats.last_save_ms;
-        let own = own_ms != node.start.at_ms && stats.changes + stats.saves > 0;
+        let own = own_ms != node.figures.start.at_ms && stats.changes + stats.saves > 0;
         let found_ms = self.found_checkpoint_ms.load(Ordering::Relaxed);
         let newest_ms =
             if own && stats.last_took.is_some() { own_ms.max(found_ms) } else { found_ms };

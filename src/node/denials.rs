@@ -24,7 +24,7 @@ impl Node {
             }
             line
         };
-        self.denials.add(access, times, describe, now_ms, settings.acllog_max_len);
+        self.access.denials.add(access, times, describe, now_ms, settings.acllog_max_len);
     }
 
     /// Returns true if the user of a request may read keys that a command does not name.
@@ -32,6 +32,6 @@ impl Node {
     pub fn reads_all(&self, request: Request, command: &Command, args: Args<'_>) -> bool {
         request.account == 0
             || !command.undeclared_keys
-            || self.accounts.reads_all(request.account, command, args)
+            || self.access.accounts.reads_all(request.account, command, args)
     }
 }

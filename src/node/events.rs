@@ -10,7 +10,7 @@ impl Node {
     /// Returns the changes and events that any client listens for.
     pub fn interest(&self, settings: &Settings) -> Interest {
         Interest {
-            changes: self.listeners.count.load(Ordering::Relaxed) != 0,
+            changes: self.broadcast.listeners.count.load(Ordering::Relaxed) != 0,
             events: settings.notify_keyspace_events.published(),
         }
     }
@@ -21,11 +21,11 @@ impl Node {
         let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
         if flags.contains(NotifyFlags::KEYSPACE) {
             let channel = [format!("__keyspace@{db}__:").as_bytes(), key].concat();
-            self.pubsub.publish(&channel, event.as_bytes(), limits, now_ms);
+            self.broadcast.pubsub.publish(&channel, event.as_bytes(), limits, now_ms);
         }
         if flags.contains(NotifyFlags::KEYEVENT) {
             let channel = format!("__keyevent@{db}__:{event}");
-            self.pubsub.publish(channel.as_bytes(), key, limits, now_ms);
+            self.broadcast.pubsub.publish(channel.as_bytes(), key, limits, now_ms);
         }
     }
 }

@@ -12,6 +12,7 @@ mod histogram;
 pub mod limits;
 mod listeners;
 mod pace;
+mod parts;
 mod pauses;
 mod squeeze;
 mod start;
@@ -26,6 +27,7 @@ pub use health::Health;
 pub use histogram::{Histogram, Times};
 pub use listeners::ChangeListeners;
 pub use pace::Pace;
+pub use parts::{Access, Broadcast, Code, Figures, Ports, Pressure};
 pub use pauses::{ClientPause, Pauses};
 pub use squeeze::Squeeze;
 pub use start::StartFacts;
@@ -37,7 +39,6 @@ use crate::clients::Clients;
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
-use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
@@ -102,47 +103,24 @@ pub struct Node {
     /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
     pub clients: Clients,
-    pub accounts: Arc<Accounts>,
-    /// Log of the commands, keys and channels that users were denied, and of wrong passwords.
-    pub denials: DenialLog,
-    pub listeners: ChangeListeners,
-    pub pubsub: Arc<PubSub>,
-    pub monitors: Arc<Monitors>,
-    pub scripts: Scripts,
-    /// Permits for units that run on threads of their own.
-    pub detached_permits: Semaphore,
-    /// Permits for the keys of commands that have very many.
-    pub key_permits: Semaphore,
-    pub functions: Functions,
-    pub stats: Vec<Arc<WorkerStats>>,
-    pub rates: Rates,
-    pub command_logs: CommandLogs,
-    /// Requests to the bucket of the data, and to that of the journal, which may be the same.
-    pub requests: [Arc<Requests>; 2],
-    pub start: StartFacts,
+    pub access: Access,
+    pub broadcast: Broadcast,
+    pub code: Code,
+    pub figures: Figures,
+    pub pressure: Pressure,
+    pub ports: Ports,
     pub next_generation: AtomicU64,
     /// True unless DEBUG SET-ACTIVE-EXPIRE has switched active expiry off.
     pub active_expire: AtomicBool,
-    pub budget: Budget,
     /// True if there is only one committer, which syncs the journal itself.
     pub inline_sync: bool,
     pub health: Health,
-    /// Slows writers while the engines fall behind.
-    pub pace: Pace,
-    /// Takes memory from decoded values while the process exceeds its budget.
-    pub squeeze: Squeeze,
     pub pauses: Pauses,
     pub ending: Ending,
     /// Serialises CONFIG SET.
     pub(crate) configuring: tokio::sync::Mutex<()>,
-    /// Sender of changes to the listening addresses.
-    listener: OnceLock<mpsc::Sender<ListenChange>>,
-    /// TLS for new connections.
-    pub tls: Arc<TlsSlot>,
     /// Tokio runtime of everything that does not run on a worker.
     pub background: Handle,
-    /// Tokio runtime of TLS handshakes: one thread, which takes no more than a CPU.
-    pub handshakes: Handle,
 }
 
 /// Parts of the process that the node uses.
@@ -167,10 +145,32 @@ impl Node {
         LATENCY.set_threshold(config.settings().latency_monitor_threshold_ms);
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
-        let stats = (0..workers).map(|_| Arc::default()).collect();
-        Ok(Self {
+        let broadcast = Broadcast {
+            listeners: ChangeListeners::new(budget.prefixes),
+            pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
+            monitors: Arc::default(),
+        };
+        let code = Code {
+            scripts: Scripts::new(budget.scripts, budget.script_vm),
+            functions: Functions::new(parts.stored.libraries, budget.functions)?,
+            detached_permits: Semaphore::new(MAX_DETACHED),
+        };
+        let figures = Figures {
+            stats: (0..workers).map(|_| Arc::default()).collect(),
+            rates: Rates::default(),
+            command_logs: CommandLogs::default(),
+            requests: parts.requests,
+            start: StartFacts::now(started_ms),
+        };
+        let pressure = Pressure {
             pace: Pace::default(),
             squeeze: Squeeze::default(),
+            key_permits: Semaphore::new(budget.many_keys),
+            budget,
+        };
+        let Surroundings { background, handshakes, tls } = parts.surroundings;
+        let ports = Ports { listener: OnceLock::new(), tls, handshakes };
+        Ok(Self {
             health: Health::new(
                 journal.lease(),
                 clock.clone(),
@@ -180,13 +180,6 @@ impl Node {
             ),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
-            functions: Functions::new(parts.stored.libraries, budget.functions)?,
-            pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
-            listeners: ChangeListeners::new(budget.prefixes),
-            scripts: Scripts::new(budget.scripts, budget.script_vm),
-            detached_permits: Semaphore::new(MAX_DETACHED),
-            key_permits: Semaphore::new(budget.many_keys),
-            budget,
             inline_sync: workers == 1 && !journal.is_remote(),
             config,
             layout,
@@ -196,29 +189,24 @@ impl Node {
             workers,
             shard_workers,
             clients: Clients::default(),
-            accounts,
-            denials: DenialLog::default(),
-            monitors: Arc::default(),
-            stats,
-            rates: Rates::default(),
-            command_logs: CommandLogs::default(),
-            requests: parts.requests,
-            start: StartFacts::now(started_ms),
+            access: Access { accounts, denials: DenialLog::default() },
+            broadcast,
+            code,
+            figures,
+            pressure,
+            ports,
             next_generation: AtomicU64::new(u64::from(parts.next_generation)),
             active_expire: AtomicBool::new(true),
             configuring: tokio::sync::Mutex::new(()),
-            listener: OnceLock::new(),
-            tls: parts.surroundings.tls,
-            background: parts.surroundings.background,
-            handshakes: parts.surroundings.handshakes,
+            background,
         })
     }
 
     /// Returns true if the commands parked on a worker take so much memory that a connection may
     /// have only one of them.
     pub fn is_crowded(&self, worker: usize) -> bool {
-        let bytes = self.stats[worker].parked_bytes.load(Ordering::Relaxed);
-        bytes > (self.budget.parked / self.shard_workers) as u64
+        let bytes = self.figures.stats[worker].parked_bytes.load(Ordering::Relaxed);
+        bytes > (self.pressure.budget.parked / self.shard_workers) as u64
     }
 
     /// Returns the memory that connections may take (`maxmemory-clients`). With `auto`, one
@@ -243,31 +231,44 @@ impl Node {
 
     /// Returns the approximate number of bytes of rows that are not handed over yet.
     pub fn pending_bytes(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.engine.pending_bytes.load(Ordering::Relaxed)).sum()
+        self.figures
+            .stats
+            .iter()
+            .map(|stats| stats.engine.pending_bytes.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Returns the bytes of pending rows beyond which writers wait: their budget, and the memory
     /// that decoded values lend.
     pub fn pending_limit(&self) -> u64 {
-        let lent = self.stats.iter().map(|stats| stats.engine.loan_bytes.load(Ordering::Relaxed));
-        self.budget.pending as u64 + lent.sum::<u64>()
+        let lent =
+            self.figures.stats.iter().map(|stats| stats.engine.loan_bytes.load(Ordering::Relaxed));
+        self.pressure.budget.pending as u64 + lent.sum::<u64>()
     }
 
     /// Returns the greatest use of an engine's room for files of level 0, as of some ms ago.
     pub fn level0_use(&self) -> f64 {
-        let used =
-            self.stats.iter().map(|stats| stats.engine.level0_permille.load(Ordering::Relaxed));
+        let used = self
+            .figures
+            .stats
+            .iter()
+            .map(|stats| stats.engine.level0_permille.load(Ordering::Relaxed));
         used.max().unwrap_or_default() as f64 / 1000.0
     }
 
     /// Returns the number of operations that a start would replay, as of some ms ago.
     pub fn unflushed_ops(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.engine.unflushed_ops.load(Ordering::Relaxed)).sum()
+        self.figures
+            .stats
+            .iter()
+            .map(|stats| stats.engine.unflushed_ops.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Returns the lsn up to which the engines have taken all rows, as of some ms ago.
     pub fn handed(&self) -> u64 {
-        let handed = self.stats.iter().map(|stats| stats.engine.handed.load(Ordering::Relaxed));
+        let handed =
+            self.figures.stats.iter().map(|stats| stats.engine.handed.load(Ordering::Relaxed));
         handed.min().unwrap_or_default()
     }
 
@@ -280,7 +281,7 @@ impl Node {
     pub fn audience<'a>(&'a self, settings: &'a Settings) -> Audience<'a> {
         Audience {
             clients: &self.clients,
-            pubsub: &self.pubsub,
+            pubsub: &self.broadcast.pubsub,
             limits: &settings.client_output_buffer_limit,
             now_ms: self.clock.now_ms(),
         }
@@ -314,7 +315,7 @@ impl Node {
     /// Returns the receiver of changes to the listening addresses. To be called once.
     pub(crate) fn listen_changes(&self) -> mpsc::Receiver<ListenChange> {
         let (sender, receiver) = mpsc::channel(1);
-        let _ = self.listener.set(sender);
+        let _ = self.ports.listener.set(sender);
         receiver
     }
 
@@ -324,7 +325,7 @@ impl Node {
     /// Returns the reason if an address cannot be listened on; the previous addresses stay.
     pub(crate) async fn listen(&self, settings: Arc<Settings>) -> Result<(), String> {
         const ENDING: &str = "the server is being shut down";
-        let listener = self.listener.get().ok_or(ENDING)?;
+        let listener = self.ports.listener.get().ok_or(ENDING)?;
         let (done, answer) = oneshot::channel();
         listener.send(ListenChange { settings, done }).await.map_err(|_| ENDING)?;
         answer.await.unwrap_or_else(|_| Err(ENDING.to_owned()))
@@ -332,18 +333,18 @@ impl Node {
 
     /// Returns the number of changes to the data since the start.
     pub fn changes(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.store.changes.load(Ordering::Relaxed)).sum()
+        self.figures.stats.iter().map(|stats| stats.store.changes.load(Ordering::Relaxed)).sum()
     }
 
     /// CONFIG RESETSTAT.
     pub fn reset_stats(&self) {
-        for stats in &self.stats {
+        for stats in &self.figures.stats {
             stats.reset();
         }
         self.clients.accepted.store(0, Ordering::Relaxed);
         self.clients.rejected.store(0, Ordering::Relaxed);
         self.clients.too_slow.store(0, Ordering::Relaxed);
-        self.denials.reset_counts();
+        self.access.denials.reset_counts();
     }
 
     /// Returns the durability mode, for which replies wait.

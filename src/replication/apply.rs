@@ -247,7 +247,7 @@ async fn run_alone(
     let addr = || PeerAddr::Unix("".into());
     let node = &worker.node;
     let client = Client::new(0, (addr(), addr()), -1, worker.id, node.clock.now_ms());
-    let account = node.accounts.default_account().clone();
+    let account = node.access.accounts.default_account().clone();
     let mut session = Session::new(Arc::new(client), account, true);
     (session.db, session.in_exec) = (db, true);
     let mut out = Reply::default();

@@ -29,8 +29,8 @@ pub(super) async fn for_keys<'a>(
     if arguments <= MAX_FREE {
         return Ok(None);
     }
-    let keys = u32::try_from(arguments.min(node.budget.many_keys)).unwrap_or(u32::MAX);
-    let acquiring = node.key_permits.acquire_many(keys);
+    let keys = u32::try_from(arguments.min(node.pressure.budget.many_keys)).unwrap_or(u32::MAX);
+    let acquiring = node.pressure.key_permits.acquire_many(keys);
     while_connected(node, command.request.client, acquiring).await.map(Some)
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn to_run_detached(
     node: &Node,
     client: u64,
 ) -> Result<SemaphorePermit<'_>, UnitStop> {
-    while_connected(node, client, node.detached_permits.acquire()).await
+    while_connected(node, client, node.code.detached_permits.acquire()).await
 }
 
 async fn while_connected<'a>(

@@ -85,7 +85,8 @@ async fn run_for(
     let node = &worker.node;
     // The command has a session of its own; that of the connection is unchanged.
     let client = node.clients.get(client).ok_or(UnitStop::Closing)?;
-    let account = client.account().unwrap_or_else(|| node.accounts.default_account().clone());
+    let account =
+        client.account().unwrap_or_else(|| node.access.accounts.default_account().clone());
     let mut session = Session::new(Arc::new(client.double()), account, true);
     (session.db, session.proto) = (db, proto);
     // A unit holds keys, so it must not wait for other clients.

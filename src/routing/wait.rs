@@ -34,15 +34,15 @@ impl WaitedBytes {
             _ => keys.iter().map(|key| 4 * key.len() + WAITED_KEY).sum(),
         };
         let node = &worker.node;
-        let before = node.listeners.awaited_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let before = node.broadcast.listeners.awaited_bytes.fetch_add(bytes, Ordering::Relaxed);
         let counted = Self(worker.clone(), bytes);
-        (bytes == 0 || before + bytes <= node.budget.waits).then_some(counted)
+        (bytes == 0 || before + bytes <= node.pressure.budget.waits).then_some(counted)
     }
 }
 
 impl Drop for WaitedBytes {
     fn drop(&mut self) {
-        self.0.node.listeners.awaited_bytes.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.node.broadcast.listeners.awaited_bytes.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -129,10 +129,10 @@ impl KeyWait {
         bytes: WaitedBytes,
     ) -> Self {
         let node = &worker.node;
-        let id = node.listeners.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = node.broadcast.listeners.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
         let waiter = Arc::new(Waiter::new(id, command, keys, &block, client.fd));
         // From now on, writers note the keys that they change.
-        node.listeners.count.fetch_add(1, Ordering::Relaxed);
+        node.broadcast.listeners.count.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
         let workers = waiter.keys.iter().map(|(_, key)| node.owner(key)).collect();
         let (worker, client) = (worker.clone(), client.clone());
@@ -193,7 +193,7 @@ impl Drop for KeyWait {
         let node = &self.worker.node;
         self.client.end_turn(node.clock.now_ms());
         self.waiter.turn.cancel(Cancel::Gone);
-        node.listeners.count.fetch_sub(1, Ordering::Relaxed);
+        node.broadcast.listeners.count.fetch_sub(1, Ordering::Relaxed);
         // The message may overtake the waiter, which is then not added.
         self.at_each(Worker::remove_waiter);
     }

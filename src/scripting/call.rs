@@ -58,7 +58,7 @@ impl Run<'_, '_> {
                 CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
             // The same string may occur many times.
-            if self.args.memory() > self.unit.node.scripts.max_vm_bytes {
+            if self.args.memory() > self.unit.node.code.scripts.max_vm_bytes {
                 return Err("ERR the arguments take more memory than a script may have");
             }
         }
@@ -79,7 +79,7 @@ impl Run<'_, '_> {
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
         } else if spec.has(flag!(NOSCRIPT))
-            && (spec.runs_others() || !self.unit.node.scripts.allow_all())
+            && (spec.runs_others() || !self.unit.node.code.scripts.allow_all())
         {
             "ERR This Redis command is not allowed from script"
         } else if let Err((user, denied)) =
@@ -153,7 +153,7 @@ impl Run<'_, '_> {
             self.writes();
         }
         let unit = self.unit;
-        if unit.node.monitors.any() && !command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
+        if unit.node.broadcast.monitors.any() && !command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
             unit.effects().show(self.cx.db, true, args);
         }
         self.reply.clear();

@@ -131,8 +131,8 @@ impl Run<'_, '_> {
         let threshold_ms = settings.busy_reply_threshold_ms;
         if threshold_ms > 0
             && elapsed.as_millis() >= u128::from(threshold_ms)
-            && node.scripts.running.set_busy(control)
-            && let Some(others) = node.scripts.running.tells(Instant::now())
+            && node.code.scripts.running.set_busy(control)
+            && let Some(others) = node.code.scripts.running.tells(Instant::now())
         {
             tracing::warn!(
                 name = control.name,
@@ -158,7 +158,7 @@ impl Run<'_, '_> {
             }
         };
         let mut watch = |values| self.may_go_on(values);
-        let limits = Limits { max_bytes: unit.node.scripts.max_vm_bytes, watch: &mut watch };
+        let limits = Limits { max_bytes: unit.node.code.scripts.max_vm_bytes, watch: &mut watch };
         write_value(out, value, proto, limits, &mut errors)
     }
 
@@ -205,7 +205,7 @@ pub fn run(
     let entered = unit.is_detached().then(|| {
         let command = call.command.iter().map(Box::from).collect();
         let control = Control::new(call.kind, call.name.to_owned(), command, unit.began);
-        unit.node.scripts.running.add(control)
+        unit.node.code.scripts.running.add(control)
     });
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));

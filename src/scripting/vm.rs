@@ -124,7 +124,7 @@ impl Vm {
         is_detached: bool,
     ) -> Result<Function, Uncompiled> {
         let failed = |error: mlua::Error| Uncompiled::from(format!("ERR {error}"));
-        let epoch = node.scripts.epoch();
+        let epoch = node.code.scripts.epoch();
         if self.epoch != epoch || self.compiled.len() >= MAX_COMPILED {
             self.compiled.clear();
             self.epoch = epoch;
@@ -251,7 +251,7 @@ pub fn with_vm<T>(
     is_detached: bool,
     run: impl FnOnce(&mut Vm) -> Result<T, String>,
 ) -> Result<T, String> {
-    let scripts = &node.scripts;
+    let scripts = &node.code.scripts;
     let kept = KEPT.with_borrow_mut(Vec::pop);
     let mut vm = match kept {
         Some(vm) => vm,

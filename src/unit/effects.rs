@@ -231,7 +231,11 @@ impl Effects {
         for shown in self.shown.drain(..) {
             let source = if shown.by_script { "lua" } else { &*addr };
             let line = Line { now_us, db: shown.db, source, args: shown.args.args() };
-            node.monitors.tell(&line, &settings.client_output_buffer_limit, now_us / 1000);
+            node.broadcast.monitors.tell(
+                &line,
+                &settings.client_output_buffer_limit,
+                now_us / 1000,
+            );
         }
     }
 }
@@ -241,9 +245,9 @@ impl Published {
     pub fn send(&self, node: &Node, settings: &Settings) {
         let (limits, now_ms) = (&settings.client_output_buffer_limit, node.clock.now_ms());
         if self.to_shard {
-            node.pubsub.publish_to_shard(&self.channel, &self.message, limits, now_ms);
+            node.broadcast.pubsub.publish_to_shard(&self.channel, &self.message, limits, now_ms);
         } else {
-            node.pubsub.publish(&self.channel, &self.message, limits, now_ms);
+            node.broadcast.pubsub.publish(&self.channel, &self.message, limits, now_ms);
         }
     }
 }

@@ -119,7 +119,7 @@ impl Unit<'_> {
     /// # Errors
     /// The user's name, and the reason why not.
     pub fn check(&self, command: &Command, args: Args<'_>) -> Result<(), (Box<[u8]>, Denied)> {
-        self.node.accounts.check(self.request.account, command, args)
+        self.node.access.accounts.check(self.request.account, command, args)
     }
 
     /// Checks if its user may run a command as a part of it. A denial is recorded.

@@ -96,6 +96,6 @@ impl Worker {
             addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
             name: client.map(|c| commandlog::kept_name(&c.labels().name)).unwrap_or_default(),
         };
-        self.node.command_logs.push(excess, command);
+        self.node.figures.command_logs.push(excess, command);
     }
 }

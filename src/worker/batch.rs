@@ -383,7 +383,7 @@ impl Worker {
             return self.send_replies(held);
         }
         let is_known = self.rounds.is_known(&held.shown, to_disk);
-        self.held.borrow_mut().push_back(held);
+        self.held.batches.borrow_mut().push_back(held);
         if is_known {
             self.release_held();
         }
@@ -393,7 +393,7 @@ impl Worker {
     pub(crate) fn release_held(&self) {
         let to_disk = self.is_always();
         self.release_parcels(to_disk);
-        let mut all = self.held.borrow_mut();
+        let mut all = self.held.batches.borrow_mut();
         for _ in 0..all.len() {
             let Some(mut held) = all.pop_front() else { return };
             if !self.rounds.is_known(&held.shown, to_disk) {

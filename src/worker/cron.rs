@@ -80,11 +80,11 @@ impl Worker {
         CLIENTS.set_limit(limit);
         node.clients.relieve(now_ms);
         node.clients.refusals.log(now_ms);
-        if now_ms.saturating_sub(self.clients_seen_ms.get()) < 1000 {
+        if now_ms.saturating_sub(self.upkeep.clients_seen_ms.get()) < 1000 {
             return;
         }
-        self.clients_seen_ms.set(now_ms);
-        if node.accounts.needs_password() {
+        self.upkeep.clients_seen_ms.set(now_ms);
+        if node.access.accounts.needs_password() {
             node.clients.close_strangers(now_ms);
         }
         node.clients.evict(limit);
@@ -94,10 +94,10 @@ impl Worker {
     /// second.
     fn close_slow_clients(&self) {
         let now_ms = self.node.clock.now_ms();
-        if now_ms.saturating_sub(self.outboxes_checked_ms.get()) < 1000 {
+        if now_ms.saturating_sub(self.upkeep.outboxes_checked_ms.get()) < 1000 {
             return;
         }
-        self.outboxes_checked_ms.set(now_ms);
+        self.upkeep.outboxes_checked_ms.set(now_ms);
         let limits = self.settings().client_output_buffer_limit;
         for client in self.node.clients.all() {
             if client.worker == self.id {
@@ -108,14 +108,14 @@ impl Worker {
 
     fn sample_rates(&self) {
         let mut totals = [0; 3];
-        for stats in &self.node.stats {
+        for stats in &self.node.figures.stats {
             for (total, counter) in
                 totals.iter_mut().zip([&stats.commands, &stats.bytes_in, &stats.bytes_out])
             {
                 *total += counter.load(Ordering::Relaxed);
             }
         }
-        self.node.rates.sample(totals);
+        self.node.figures.rates.sample(totals);
     }
 
     /// Publishes the store's counters for other threads.

@@ -106,7 +106,7 @@ impl Worker {
             {
                 drop(lock);
                 // The script may have ended meanwhile.
-                let kind = worker.node.scripts.running.busy().unwrap_or(ScriptKind::Script);
+                let kind = worker.node.code.scripts.running.busy().unwrap_or(ScriptKind::Script);
                 let text = acquire.patience.refusal(kind.busy_text());
                 let text = String::from_utf8_lossy(&text).into_owned();
                 let error = Some(RoundError { text, outcome: Outcome::Refused });
@@ -215,7 +215,7 @@ impl Worker {
         let generations = partition.store.generations();
         drop(partition);
         if let Some(client) = acquire.reader {
-            let told = self.news_count.get();
+            let told = self.announced.count.get();
             self.remember(acquire.reads.iter().map(|key| &**key), client, told);
         }
         if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {

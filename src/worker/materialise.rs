@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// Interval at which the state of the shards is checked.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -63,8 +64,14 @@ pub(super) struct ShardJob {
     pub(super) watched: EngineWatch,
 }
 
-/// State of the background jobs of a worker's shards.
-pub(super) type ShardJobs = RefCell<HashMap<u16, ShardJob>>;
+/// The background jobs of a worker's shards.
+#[derive(Default)]
+pub(super) struct Passes {
+    /// State by shard.
+    pub(super) jobs: RefCell<HashMap<u16, ShardJob>>,
+    /// Notified when a pass over blind operations ends.
+    pub(super) ended: Notify,
+}
 
 impl Worker {
     /// Starts hand-overs, flushes and sweeps of the shards, until the worker ends.
@@ -106,7 +113,7 @@ impl Worker {
             partition.cut(id);
             LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
         }
-        let mut all = self.jobs.borrow_mut();
+        let mut all = self.passes.jobs.borrow_mut();
         let job = all.entry(id).or_default();
         if !job.scanning
             && let Some((presence, engine, dead)) = partition.begin_scan(id)
@@ -185,7 +192,7 @@ impl Worker {
             LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
             self.node.background.spawn_blocking(move || drop(freed));
         }
-        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
             job.busy = false;
             job.handing = None;
         }
@@ -193,7 +200,7 @@ impl Worker {
 
     /// Records the end of a hand-over or a flush. An error is logged once, until one succeeds.
     fn note_outcome(&self, id: u16, error: Option<String>) {
-        let mut jobs = self.jobs.borrow_mut();
+        let mut jobs = self.passes.jobs.borrow_mut();
         let Some(job) = jobs.get_mut(&id) else { return };
         if let Some(error) = &error
             && job.watched.error.is_none()
@@ -216,7 +223,7 @@ impl Worker {
             self.tell_unreadable(&format!("the keys of shard {id}, for their filter"), &error);
             tokio::time::sleep(RETRY).await;
         }
-        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
             job.scanning = false;
         }
     }
@@ -234,7 +241,7 @@ impl Worker {
                 }
             }
         }
-        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
             job.flushing = false;
         }
     }
@@ -259,7 +266,7 @@ impl Worker {
                 Err(_) => return,
             }
         }
-        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
             job.busy = false;
             job.swept = (!more).then(Instant::now);
         }
@@ -269,7 +276,7 @@ impl Worker {
     /// shard cannot store rows.
     pub(super) async fn jobs_done(&self, within: Duration) -> bool {
         let begun = Instant::now();
-        while self.jobs.borrow().values().any(|job| job.busy || job.flushing) {
+        while self.passes.jobs.borrow().values().any(|job| job.busy || job.flushing) {
             if self.is_stalled() || begun.elapsed() > within {
                 return false;
             }
@@ -281,7 +288,7 @@ impl Worker {
     /// Returns the greatest use of the room for files of level 0, of the engines that are not
     /// stalled: at 1 an engine flushes nothing more.
     fn level0_use(&self) -> f64 {
-        let (partition, jobs) = (self.partition.borrow(), self.jobs.borrow());
+        let (partition, jobs) = (self.partition.borrow(), self.passes.jobs.borrow());
         let works = |id: &u16| jobs.get(id).is_none_or(|job| !job.watched.is_stalled());
         let shards = partition.shards.iter().filter(|(id, _)| works(id));
         shards.map(|(_, shard)| shard.engine().level0_use()).fold(0.0, f64::max)
@@ -301,14 +308,15 @@ impl Worker {
         let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
         let pending = total as f64 / limit.max(1) as f64;
         let debt = pending.max(self.node.level0_use()).max(self.node.health.data_set.debt());
-        self.node.pace.adapt(Instant::now(), debt);
+        self.node.pressure.pace.adapt(Instant::now(), debt);
         let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
-        let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.health.is_cut_off();
+        let waits = waiting > self.node.pressure.budget.journal as u64 / 2
+            && !self.node.health.is_cut_off();
         let is_full = total > limit;
         let progress =
             if is_full { partition.engine_progress() } else { self.node.journal.durable() };
-        let moves = self.progress.replace(progress) != progress;
+        let moves = self.upkeep.progress.replace(progress) != progress;
         if !is_full && !waits {
             since.store(0, Ordering::Relaxed);
         } else if moves || since.load(Ordering::Relaxed) == 0 {

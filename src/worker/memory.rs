@@ -41,8 +41,8 @@ impl Worker {
     /// Returns this worker's budgets, before anything is lent.
     fn shares(&self) -> Shares {
         let (node, workers) = (&self.node, self.node.shard_workers);
-        let hot = node.budget.hot.saturating_sub(node.squeeze.bytes() as usize);
-        Shares { hot: hot / workers, pending: node.budget.pending / workers }
+        let hot = node.pressure.budget.hot.saturating_sub(node.pressure.squeeze.bytes() as usize);
+        Shares { hot: hot / workers, pending: node.pressure.budget.pending / workers }
     }
 
     /// Updates how much memory pending rows may borrow.
@@ -51,17 +51,17 @@ impl Worker {
         if partition.shards.is_empty() {
             return;
         }
-        let (budget, hot) = (self.settings().memory_budget, self.node.budget.hot as u64);
-        self.node.squeeze.adapt(Instant::now(), budget, hot, process::resident);
+        let (budget, hot) = (self.settings().memory_budget, self.node.pressure.budget.hot as u64);
+        self.node.pressure.squeeze.adapt(Instant::now(), budget, hot, process::resident);
         let used = Shares { hot: partition.store.memory(), pending: partition.pending_bytes() };
-        self.loan.set(loan(self.shares(), used, self.loan.get()));
-        self.stats().engine.loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
+        self.upkeep.loan.set(loan(self.shares(), used, self.upkeep.loan.get()));
+        self.stats().engine.loan_bytes.store(self.upkeep.loan.get() as u64, Ordering::Relaxed);
     }
 
     /// Returns the bytes of pending rows at which a shard hands them over: as many again may gather
     /// meanwhile.
     pub(super) fn shard_share(&self, shards: usize) -> usize {
-        (self.shares().pending + self.loan.get()) / shards / 2
+        (self.shares().pending + self.upkeep.loan.get()) / shards / 2
     }
 
     /// Evicts entries if the hot tier is over its budget, after a commit.
@@ -72,7 +72,7 @@ impl Worker {
     /// Evicts entries if the hot tier is over its budget, after so many have come into memory.
     pub(crate) fn evict_after(&self, entries: usize) {
         let steps = entries.saturating_mul(STEPS_EACH).clamp(EVICT_STEPS, MAX_EVICT_STEPS);
-        let budget = self.shares().hot.saturating_sub(self.loan.get());
+        let budget = self.shares().hot.saturating_sub(self.upkeep.loan.get());
         let mut partition = self.partition.borrow_mut();
         if partition.store.memory() <= budget {
             return;

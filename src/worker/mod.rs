@@ -59,7 +59,6 @@ pub(crate) use rounds::{Shown, refusal};
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use watching::{Watches, begin_watch};
 
-use crate::blocking::WaitTable;
 use crate::command::{Answer, Command, OwnedCommand, Patience, RoundError};
 use crate::config::{Config, Settings};
 use crate::node::{Node, ShutdownRequest, WorkerStats};
@@ -68,6 +67,7 @@ use flagstone_storage::partition::Partition;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -93,45 +93,61 @@ pub struct Worker {
     pub(crate) locks: RefCell<LockTable>,
     pub(crate) rounds: Rounds,
     pub(crate) holds: RefCell<Holds>,
-    held: RefCell<std::collections::VecDeque<batch::HeldReplies>>,
-    held_parcels: hop::HeldParcels,
+    held: HeldAnswers,
     pub(crate) hop: hop::Hop,
     pub(crate) buffers: Buffers,
-    jobs: materialise::ShardJobs,
-    /// Notified when a pass over blind operations ends.
-    passes: Notify,
-    /// Bytes of the budget for decoded values that pending rows may use.
-    loan: Cell<usize>,
-    /// Progress of hand-overs and of the journal's store at the last pressure check.
-    progress: Cell<u64>,
+    passes: materialise::Passes,
+    upkeep: Upkeep,
     loader: load::ColdLoader,
-    told: stall::RecentErrors,
     evictor: eviction::Evictor,
     parking: parked::Parking,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
-    commit_due: Notify,
+    commits: CommitSignal,
     pub(crate) turns: turns::Turns,
     /// Time at which the last timed command ended.
     watch: Cell<Instant>,
-    commit_pending: Cell<bool>,
-    outboxes_checked_ms: Cell<u64>,
-    clients_seen_ms: Cell<u64>,
-    /// Clients that wait for keys of this worker.
-    pub(crate) waiting: RefCell<WaitTable>,
-    /// Replies of served waiters, until the rounds that they show are stored.
-    pub(crate) deliveries: RefCell<std::collections::VecDeque<waiters::Delivery>>,
-    /// News that is announced once the rounds that it shows are stored.
-    pub(crate) news: RefCell<std::collections::VecDeque<News>>,
-    /// Number of news so far.
-    pub(crate) news_count: Cell<u64>,
-    /// Tracking clients, by the keys of this worker that they have read.
-    pub(crate) tracking: RefCell<crate::tracking::Table>,
-    /// Clients that watch keys of this worker.
-    pub(crate) watching: RefCell<crate::watch::WatchTable>,
+    waiters: waiters::Waiters,
+    announced: news::Announced,
+    observers: Observers,
     /// Keys that its commands name most often.
     pub(crate) hot_keys: hot_keys::HotKeys,
     settings: RefCell<(u64, Arc<Settings>)>,
+}
+
+/// Replies to other workers, until the rounds that they show are stored.
+#[derive(Default)]
+struct HeldAnswers {
+    batches: RefCell<VecDeque<batch::HeldReplies>>,
+    parcels: hop::HeldParcels,
+}
+
+/// The signal that the open round is to be committed.
+#[derive(Default)]
+struct CommitSignal {
+    due: Notify,
+    pending: Cell<bool>,
+}
+
+/// Clients that hear of changed keys.
+#[derive(Default)]
+struct Observers {
+    /// Tracking clients, by the keys of this worker that they have read.
+    tracking: RefCell<crate::tracking::Table>,
+    /// Clients that watch keys of this worker.
+    watching: RefCell<crate::watch::WatchTable>,
+}
+
+/// State of the periodic checks.
+#[derive(Default)]
+struct Upkeep {
+    /// Bytes of the budget for decoded values that pending rows may use.
+    loan: Cell<usize>,
+    /// Progress of hand-overs and of the journal's store at the last pressure check.
+    progress: Cell<u64>,
+    told: stall::RecentErrors,
+    outboxes_checked_ms: Cell<u64>,
+    clients_seen_ms: Cell<u64>,
 }
 
 /// Runs a command that needs more than this worker: keys of others, or a thread of its own. The
@@ -188,32 +204,22 @@ impl Worker {
             partition: RefCell::new(partition),
             locks: RefCell::new(locks),
             holds: RefCell::default(),
-            held: RefCell::default(),
-            held_parcels: RefCell::default(),
+            held: HeldAnswers::default(),
             hop,
             buffers: Buffers::default(),
-            jobs: materialise::ShardJobs::default(),
-            passes: Notify::new(),
-            loan: Cell::new(0),
-            progress: Cell::new(0),
+            passes: materialise::Passes::default(),
+            upkeep: Upkeep::default(),
             loader: load::ColdLoader::default(),
-            told: stall::RecentErrors::default(),
             evictor: eviction::Evictor::default(),
             parking: parked::Parking::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
-            commit_due: Notify::new(),
+            commits: CommitSignal::default(),
             turns: turns::Turns::default(),
             watch: Cell::new(Instant::now()),
-            commit_pending: Cell::new(false),
-            outboxes_checked_ms: Cell::new(0),
-            clients_seen_ms: Cell::new(0),
-            waiting: RefCell::default(),
-            deliveries: RefCell::default(),
-            news: RefCell::default(),
-            news_count: Cell::new(0),
-            tracking: RefCell::default(),
-            watching: RefCell::default(),
+            waiters: waiters::Waiters::default(),
+            announced: news::Announced::default(),
+            observers: Observers::default(),
             hot_keys,
             settings: RefCell::new(settings),
         })
@@ -232,7 +238,7 @@ impl Worker {
 
     /// Returns this worker's counters.
     pub fn stats(&self) -> &WorkerStats {
-        &self.node.stats[self.id]
+        &self.node.figures.stats[self.id]
     }
 
     /// Serves the mailbox in drains, each of up to 256 messages or one turn, urgent ones first;
@@ -252,7 +258,7 @@ impl Worker {
                 let Some(message) = inbox.try_next() else { break };
                 self.handle(message);
             }
-            if self.commit_pending.get() {
+            if self.commits.pending.get() {
                 self.commit();
             }
             left_at = (!inbox.is_empty()).then(|| self.last_ran());
@@ -305,14 +311,14 @@ impl Worker {
 
     /// Schedules a commit of the open round, after the tasks that are ready now.
     pub(crate) fn commit_soon(&self) {
-        if !self.commit_pending.replace(true) && !self.hop.commits() {
-            self.commit_due.notify_one();
+        if !self.commits.pending.replace(true) && !self.hop.commits() {
+            self.commits.due.notify_one();
         }
     }
 
     /// Commits the open round now; returns true if it could be stored.
     pub(crate) fn commit(&self) -> bool {
-        self.commit_pending.set(false);
+        self.commits.pending.set(false);
         let now_ms = self.node.clock.now_ms();
         let mut partition = self.partition.borrow_mut();
         let result = partition.commit(now_ms);
@@ -366,8 +372,8 @@ impl Worker {
     /// Commits whenever a commit is due, until the worker ends.
     pub(crate) async fn run_committer(self: Rc<Self>) {
         loop {
-            self.commit_due.notified().await;
-            if self.commit_pending.get() {
+            self.commits.due.notified().await;
+            if self.commits.pending.get() {
                 self.commit();
             }
         }

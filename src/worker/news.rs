@@ -7,8 +7,18 @@ use crate::tracking::Changes;
 use crate::unit::Published;
 use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_storage::partition::Partition;
-use std::cell::RefMut;
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::VecDeque;
 use std::rc::Rc;
+
+/// News of a worker.
+#[derive(Default)]
+pub(super) struct Announced {
+    /// News that is announced once the rounds that it shows are stored.
+    queue: RefCell<VecDeque<News>>,
+    /// Number of news so far.
+    pub(super) count: Cell<u64>,
+}
 
 /// Notes of one command.
 pub(crate) struct News {
@@ -60,16 +70,22 @@ impl Worker {
         let changed = notes.iter().filter(|note| note.what.is_change());
         self.touch_watches(&notes);
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
-        let number = self.news_count.get() + 1;
-        self.news_count.set(number);
-        self.news.borrow_mut().push_back(News { shown, client, number, notes, published });
+        let number = self.announced.count.get() + 1;
+        self.announced.count.set(number);
+        self.announced.queue.borrow_mut().push_back(News {
+            shown,
+            client,
+            number,
+            notes,
+            published,
+        });
         // The notes may show only rounds that are stored already.
         self.tell_news();
     }
 
     /// Announces, in order, the changes that are stored by now.
     pub(crate) fn tell_news(&self) {
-        if self.news.borrow().is_empty() {
+        if self.announced.queue.borrow().is_empty() {
             return;
         }
         let (to_disk, settings) = (self.is_always(), self.settings());
@@ -80,14 +96,14 @@ impl Worker {
                 self.tell_each(&news, &settings, &mut changes);
             }
         }
-        self.node.audience(&settings).broadcast(&self.node.listeners.prefixes, &changes);
-        self.node.pubsub.ring();
+        self.node.audience(&settings).broadcast(&self.node.broadcast.listeners.prefixes, &changes);
+        self.node.broadcast.pubsub.ring();
     }
 
     /// Removes the oldest news if the outcome of its rounds is known; also returns whether they are
     /// stored.
     fn next_news(&self, to_disk: bool) -> Option<(News, bool)> {
-        let mut waiting = self.news.borrow_mut();
+        let mut waiting = self.announced.queue.borrow_mut();
         let news = waiting.pop_front_if(|news| self.rounds.is_known(&news.shown, to_disk))?;
         let stored = self.rounds.is_stored(&news.shown, to_disk);
         Some((news, stored))
@@ -98,8 +114,8 @@ impl Worker {
         let settings = self.settings();
         let mut changes = Changes::default();
         self.tell_each(news, &settings, &mut changes);
-        self.node.audience(&settings).broadcast(&self.node.listeners.prefixes, &changes);
-        self.node.pubsub.ring();
+        self.node.audience(&settings).broadcast(&self.node.broadcast.listeners.prefixes, &changes);
+        self.node.broadcast.pubsub.ring();
     }
 
     fn tell_each(&self, news: &News, settings: &Settings, changes: &mut Changes) {

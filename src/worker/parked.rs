@@ -135,7 +135,7 @@ impl Worker {
         let mut locks = self.locks.borrow_mut();
         let keys = command.command.keys(command.args(), command.request.db);
         let places = locks.places(keys.into_iter().filter(|(_, key)| self.owns(key)));
-        let parked = Parked::new(command, missed, room, to, &self.node.stats[self.id]);
+        let parked = Parked::new(command, missed, room, to, &self.node.figures.stats[self.id]);
         locks.enqueue_command(places, parked);
         drop(locks);
         self.wake_granted();
@@ -184,9 +184,9 @@ impl Worker {
     /// Refuses the commands that wait for locks whenever a script has become busy, as those are
     /// refused that come later; runs until the worker ends.
     pub(crate) async fn run_impatience(self: Rc<Self>) {
-        let mut onsets = self.node.scripts.running.onsets();
+        let mut onsets = self.node.code.scripts.running.onsets();
         while onsets.changed().await.is_ok() {
-            let Some(kind) = self.node.scripts.running.busy() else { continue };
+            let Some(kind) = self.node.code.scripts.running.busy() else { continue };
             let refused = self.locks.borrow_mut().end_waits();
             for (id, parked) in refused {
                 parked.refuse(Lock { worker: self.clone(), id }, kind.busy_text());
@@ -257,7 +257,7 @@ impl Worker {
         self.start_watch();
         let held = self.hold_for_waiters(command);
         let ran = self.execute_loading(&run, || declared(&run), &mut out);
-        self.waiting.borrow_mut().hold(held);
+        self.waiters.table.borrow_mut().hold(held);
         ran.map(|ran| self.ran_with(out, ran))
     }
 
@@ -278,7 +278,7 @@ impl Worker {
     /// Allows waiters to be served although this command holds locks on its keys; returns the locks
     /// that counted as its own before.
     fn hold_for_waiters(&self, command: &OwnedCommand) -> HeldLocks {
-        let mut waiting = self.waiting.borrow_mut();
+        let mut waiting = self.waiters.table.borrow_mut();
         if waiting.is_empty() {
             return HeldLocks::Nothing;
         }

@@ -18,7 +18,7 @@ impl Worker {
     pub(crate) fn remember_read(&self, run: &Invocation<'_>, has_news: bool) {
         let &Invocation { command, args, request, .. } = run;
         if command.spec.has(flag!(READONLY)) {
-            let told = self.news_count.get() + u64::from(has_news);
+            let told = self.announced.count.get() + u64::from(has_news);
             let keys = command.keys(args, request.db);
             self.remember(keys.into_iter().map(|(_, key)| key), request.client, told);
         }
@@ -31,7 +31,7 @@ impl Worker {
         client: u64,
         told: u64,
     ) {
-        let mut table = self.tracking.borrow_mut();
+        let mut table = self.observers.tracking.borrow_mut();
         for key in keys {
             table.add(key, client, told, |id| self.node.clients.get(id).is_some());
         }
@@ -43,9 +43,9 @@ impl Worker {
     pub(crate) fn bound_tracking(&self) {
         let settings = self.settings();
         let max_keys = self.share(settings.tracking_table_max_keys);
-        let max_bytes = self.node.budget.tracking / self.node.shard_workers;
+        let max_bytes = self.node.pressure.budget.tracking / self.node.shard_workers;
         for _ in 0..EFFORT {
-            let forgotten = self.tracking.borrow_mut().evict(max_keys, max_bytes);
+            let forgotten = self.observers.tracking.borrow_mut().evict(max_keys, max_bytes);
             let Some((key, readers)) = forgotten else { break };
             self.node.audience(&settings).invalidate(&key, &readers);
         }
@@ -64,7 +64,7 @@ impl Worker {
 
     /// Discards all recorded reads, because all keys have changed.
     pub(crate) fn forget_reads(&self) {
-        self.tracking.borrow_mut().clear();
+        self.observers.tracking.borrow_mut().clear();
         self.show_tracking();
     }
 
@@ -72,14 +72,15 @@ impl Worker {
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
         // No client has caused an expiry.
         let by = if note.what == NoteKind::Expired { 0 } else { news.client };
-        if self.node.listeners.prefixes.any() {
+        if self.node.broadcast.listeners.prefixes.any() {
             changes.add(&note.key, by);
         }
         let wants_no_own = |id| {
             id == by
                 && self.node.clients.get(id).is_some_and(|client| client.is(ClientState::NOLOOP))
         };
-        let readers = self.tracking.borrow_mut().take(&note.key, news.number, wants_no_own);
+        let readers =
+            self.observers.tracking.borrow_mut().take(&note.key, news.number, wants_no_own);
         if !readers.is_empty() {
             self.node.audience(&self.settings()).invalidate(&note.key, &readers);
             self.show_tracking();
@@ -87,7 +88,7 @@ impl Worker {
     }
 
     fn show_tracking(&self) {
-        let table = self.tracking.borrow();
+        let table = self.observers.tracking.borrow();
         self.stats().audience.tracked_keys.store(table.len() as u64, Ordering::Relaxed);
         self.stats().audience.tracked_reads.store(table.reads() as u64, Ordering::Relaxed);
     }

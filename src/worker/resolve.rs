@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 impl Worker {
     /// Starts a pass for a shard if one is due; `all`: it is due if anything is unresolved.
     pub(super) fn resolve(self: &Rc<Self>, id: u16, all: bool) {
-        let mut jobs = self.jobs.borrow_mut();
+        let mut jobs = self.passes.jobs.borrow_mut();
         let job = jobs.entry(id).or_default();
         if job.resolving {
             return;
@@ -40,23 +40,23 @@ impl Worker {
                 }
             };
             let has_failed = error.is_some();
-            if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+            if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
                 job.unresolvable = error;
             }
-            self.passes.notify_waiters();
+            self.passes.ended.notify_waiters();
             if has_failed {
                 tokio::time::sleep(RETRY).await;
             }
         }
-        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
             job.resolving = false;
         }
-        self.passes.notify_waiters();
+        self.passes.ended.notify_waiters();
     }
 
     /// Returns the error of a pass that has failed and is not repeated yet.
     fn unresolvable(&self) -> Option<String> {
-        self.jobs.borrow().values().find_map(|job| job.unresolvable.clone())
+        self.passes.jobs.borrow().values().find_map(|job| job.unresolvable.clone())
     }
 
     /// Ends a pass with the rows that were read, and begins the next one if it is due.
@@ -79,7 +79,7 @@ impl Worker {
         let _counting = self.partition.borrow_mut().begin_counting();
         let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
         while self.partition.borrow().unresolved() > 0 {
-            let ended = self.passes.notified();
+            let ended = self.passes.ended.notified();
             ids.iter().for_each(|id| self.resolve(*id, true));
             if let Some(error) = self.unresolvable() {
                 return Err(error);

@@ -100,7 +100,7 @@ impl Worker {
     pub(super) fn watch_shards(&self) {
         let now = Instant::now();
         let partition = self.partition.borrow();
-        let mut jobs = self.jobs.borrow_mut();
+        let mut jobs = self.passes.jobs.borrow_mut();
         let durable = self.node.journal.durable();
         for (id, shard) in &partition.shards {
             let job = jobs.entry(*id).or_default();
@@ -136,7 +136,7 @@ impl Worker {
 
     /// Returns true if a shard cannot store rows.
     pub(super) fn is_stalled(&self) -> bool {
-        self.jobs.borrow().values().any(|job| job.watched.is_stalled())
+        self.passes.jobs.borrow().values().any(|job| job.watched.is_stalled())
     }
 
     /// Logs an error of reading, but not at every read.
@@ -145,7 +145,7 @@ impl Worker {
             return;
         }
         let text = format!("{doing}: {error:#}");
-        if self.told.is_news(&text, Instant::now()) {
+        if self.upkeep.told.is_news(&text, Instant::now()) {
             tracing::error!("{text}");
         }
     }
@@ -153,7 +153,7 @@ impl Worker {
     /// Opens the engine of a shard again, if it has closed itself and no job is running.
     pub(super) fn reopen_if_closed(self: &Rc<Self>, id: u16) {
         let mut partition = self.partition.borrow_mut();
-        let mut jobs = self.jobs.borrow_mut();
+        let mut jobs = self.passes.jobs.borrow_mut();
         let job = jobs.entry(id).or_default();
         let Some(shard) = partition.shards.get(&id) else { return };
         let is_due = job.watched.reopen_at.is_none_or(|at| at <= Instant::now());
@@ -169,7 +169,7 @@ impl Worker {
     async fn reopen(self: Rc<Self>, id: u16, plan: flagstone_storage::shard::Reopen) {
         // The runtime may be shutting down.
         let Ok(done) = self.node.background.spawn(plan.run()).await else { return };
-        let mut jobs = self.jobs.borrow_mut();
+        let mut jobs = self.passes.jobs.borrow_mut();
         let job = jobs.entry(id).or_default();
         job.busy = false;
         match done {

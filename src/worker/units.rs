@@ -118,7 +118,7 @@ impl Worker {
         let is_open = seen > partition.closed();
         drop(partition);
         if !effects.read.is_empty() {
-            let told = self.news_count.get() + u64::from(!notes.is_empty());
+            let told = self.announced.count.get() + u64::from(!notes.is_empty());
             self.remember(effects.read.iter().map(|key| &**key), request.client, told);
         }
         // Changes that were rolled back show with the open round, too.

@@ -13,6 +13,7 @@ use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +21,14 @@ use std::time::Duration;
 
 /// Pause before a key that could not be read is read again.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Clients that wait for keys of a worker.
+#[derive(Default)]
+pub(super) struct Waiters {
+    pub(super) table: RefCell<WaitTable>,
+    /// Replies of served waiters, until the rounds that they show are stored.
+    deliveries: RefCell<VecDeque<Delivery>>,
+}
 
 /// A waiter's reply that must not be sent yet.
 #[derive(Debug)]
@@ -41,7 +50,7 @@ impl Serves for Rc<Worker> {
     }
 
     fn table(&self) -> &RefCell<WaitTable> {
-        &self.waiting
+        &self.waiters.table
     }
 
     fn content_of(&self, (db, key): &Key) -> Option<Content> {
@@ -90,7 +99,7 @@ impl Serves for Rc<Worker> {
                     tokio::time::sleep(RETRY).await;
                 }
             }
-            worker.waiting.borrow_mut().set_busy(&key, false);
+            worker.waiters.table.borrow_mut().set_busy(&key, false);
             worker.serve_holding(HeldLocks::keys(vec![key]));
             drop(lock);
         });
@@ -168,7 +177,7 @@ impl Worker {
     }
 
     fn count_awaited(&self) {
-        let (keys, absent) = self.waiting.borrow().len();
+        let (keys, absent) = self.waiters.table.borrow().len();
         self.stats().audience.awaited_keys.store(keys as u64, Ordering::Relaxed);
         self.stats().audience.awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
     }
@@ -187,7 +196,7 @@ impl Worker {
             return Err(text.into());
         }
         let args = waiter.command.args();
-        let checked = self.node.accounts.check(request.account, command, args);
+        let checked = self.node.access.accounts.check(request.account, command, args);
         let Err((user, denied)) = checked else { return Ok(()) };
         let context = DenialContext::TopLevel;
         let access = DeniedAccess::of(denied, (*command, args), context, &user);
@@ -198,7 +207,7 @@ impl Worker {
 
     /// Marks keys as changed.
     pub(crate) fn touch_waiters<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
-        let mut waiting = self.waiting.borrow_mut();
+        let mut waiting = self.waiters.table.borrow_mut();
         if !waiting.is_empty() {
             keys.for_each(|(db, key)| waiting.touch(db, key));
         }
@@ -206,12 +215,12 @@ impl Worker {
 
     /// Marks all keys of some databases as changed.
     pub(crate) fn touch_all_waiters(&self, dbs: &[u32]) {
-        self.waiting.borrow_mut().touch_all(dbs);
+        self.waiters.table.borrow_mut().touch_all(dbs);
     }
 
     /// Serves the waiters of the keys that have changed.
     pub(crate) fn serve_waiters(self: &Rc<Self>) {
-        if !self.waiting.borrow().is_empty() {
+        if !self.waiters.table.borrow().is_empty() {
             serve_all(self);
             self.count_awaited();
         }
@@ -219,9 +228,9 @@ impl Worker {
 
     /// Serves waiters although the locks in `held` are held.
     pub(crate) fn serve_holding(self: &Rc<Self>, held: HeldLocks) {
-        let before = self.waiting.borrow_mut().hold(held);
+        let before = self.waiters.table.borrow_mut().hold(held);
         self.serve_waiters();
-        self.waiting.borrow_mut().hold(before);
+        self.waiters.table.borrow_mut().hold(before);
     }
 
     /// Returns true if a waiter's command may use a key now.
@@ -229,13 +238,13 @@ impl Worker {
         let locks = self.locks.borrow();
         locks.is_idle()
             || !locks.blocks(db, std::iter::once(key))
-            || self.waiting.borrow().holds(db, key)
+            || self.waiters.table.borrow().holds(db, key)
     }
 
     /// Runs the command of a waiter in a task, because it has to wait for locks, data or other
     /// workers.
     fn serve_detached(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
-        self.waiting.borrow_mut().set_busy(key, true);
+        self.waiters.table.borrow_mut().set_busy(key, true);
         let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
         // Queues for the locks now.
         let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
@@ -261,11 +270,11 @@ impl Worker {
     /// Answers the first waiter of a key that cannot be read with the error. Returns false if there
     /// is none, or another worker is about to serve it.
     fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
-        let first = self.waiting.borrow().first(key);
+        let first = self.waiters.table.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
         self.stats().failed(waiter.command.command, text);
         waiter.turn.serve(Answer::failed(waiter.command.request.proto, text));
-        self.waiting.borrow_mut().remove(&waiter, std::slice::from_ref(key));
+        self.waiters.table.borrow_mut().remove(&waiter, std::slice::from_ref(key));
         true
     }
 
@@ -274,14 +283,14 @@ impl Worker {
         if self.rounds.is_stored(&ran.shown, self.is_always()) {
             return waiter.turn.serve(ran.answer);
         }
-        self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
+        self.waiters.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
         // The round may have failed already.
         self.deliver_shown();
     }
 
     /// Gives waiters the replies whose rounds have an outcome.
     pub(crate) fn deliver_shown(&self) {
-        let mut deliveries = self.deliveries.borrow_mut();
+        let mut deliveries = self.waiters.deliveries.borrow_mut();
         if deliveries.is_empty() {
             return;
         }

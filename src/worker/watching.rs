@@ -36,7 +36,7 @@ impl std::fmt::Debug for Watches {
 impl Watches {
     fn new(worker: &Rc<Worker>, client: &Arc<Client>) -> Self {
         // From now on, writers note the keys that they change.
-        worker.node.listeners.count.fetch_add(1, Ordering::Relaxed);
+        worker.node.broadcast.listeners.count.fetch_add(1, Ordering::Relaxed);
         let watch: Arc<Watch> = Arc::default();
         client.set_watch(Some(watch.clone()));
         let (worker, client) = (worker.clone(), client.clone());
@@ -62,9 +62,9 @@ impl Watches {
                 continue;
             }
             let bytes = key.1.len() * 3 + ENTRY;
-            let before = node.listeners.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let before = node.broadcast.listeners.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.bytes += bytes;
-            if before + bytes > node.budget.watches {
+            if before + bytes > node.pressure.budget.watches {
                 return Err(TOO_MANY);
             }
             by_worker.entry(node.owner(&key.1)).or_default().push(key.clone());
@@ -81,20 +81,20 @@ impl Drop for Watches {
         self.watch.end();
         self.client.set_watch(None);
         self.client.watched.store(0, Ordering::Relaxed);
-        node.listeners.count.fetch_sub(1, Ordering::Relaxed);
-        node.listeners.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        node.broadcast.listeners.count.fetch_sub(1, Ordering::Relaxed);
+        node.broadcast.listeners.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
         for key in std::mem::take(&mut self.keys).into_keys() {
             by_worker.entry(node.owner(&key.1)).or_default().push(key);
         }
         for (target, keys) in by_worker {
             if target == self.worker.id {
-                self.worker.watching.borrow_mut().remove(&keys, &self.watch);
+                self.worker.observers.watching.borrow_mut().remove(&keys, &self.watch);
             } else {
                 // The message may overtake the keys, which are then not added.
                 let watch = self.watch.clone();
                 self.worker.peers.send(target, move |worker| {
-                    worker.watching.borrow_mut().remove(&keys, &watch);
+                    worker.observers.watching.borrow_mut().remove(&keys, &watch);
                 });
             }
         }
@@ -195,7 +195,7 @@ impl Worker {
         let store = &mut partition.store;
         self.node.begin(store, self.node.clock.now_ms(), false);
         store.notes.want(self.node.interest(&self.settings()));
-        let mut table = self.watching.borrow_mut();
+        let mut table = self.observers.watching.borrow_mut();
         let mut there = Vec::with_capacity(keys.len());
         for key in keys {
             // An expired key is removed before it is watched.
@@ -213,7 +213,7 @@ impl Worker {
 
     /// Marks the clients that watch a changed key.
     pub(crate) fn touch_watches(&self, notes: &[Note]) {
-        let table = self.watching.borrow();
+        let table = self.observers.watching.borrow();
         if !table.is_empty() {
             let changes = notes.iter().filter(|note| note.what.is_visible());
             changes.for_each(|note| table.touch(note.db, &note.key, note.what));
@@ -224,7 +224,7 @@ impl Worker {
     /// generations. The watched keys of a database are in memory in the one that replaces it
     /// ([`Worker::load_watched`]), or come back with the entries.
     pub(crate) fn touch_moved_watches(&self, generations: &[u32], back: &[(u32, Entry, bool)]) {
-        let table = self.watching.borrow();
+        let table = self.observers.watching.borrow();
         if table.is_empty() {
             return;
         }
@@ -262,7 +262,7 @@ impl Worker {
         lent: &HashSet<Key>,
     ) -> Result<(), String> {
         let watched: Vec<Key> = {
-            let table = self.watching.borrow();
+            let table = self.observers.watching.borrow();
             let keys_of = |(db, from): &(u32, u32)| {
                 let from = *from;
                 table

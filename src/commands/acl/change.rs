@@ -23,7 +23,8 @@ const ABANDONED: &str = "ERR the command was abandoned";
 pub(super) fn setuser(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let rules: Vec<&[u8]> = args.iter().skip(3).collect();
     let all_channels = cx.worker.settings().acl_pubsub_all;
-    let changed = cx.node.accounts.change(arg(args, 2)?, &rules, all_channels).map_err(coded)?;
+    let changed =
+        cx.node.access.accounts.change(arg(args, 2)?, &rules, all_channels).map_err(coded)?;
     close_listeners(cx, changed.as_slice());
     cx.out.ok();
     Ok(())
@@ -36,7 +37,7 @@ fn coded(text: Vec<u8>) -> ErrorText {
 
 /// `ACL DELUSER name [name …]`
 pub(super) fn deluser(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let accounts = &cx.node.accounts;
+    let accounts = &cx.node.access.accounts;
     let names = || args.iter().skip(2);
     if names().any(|name| *name == *accounts.default_account().name) {
         return Err(NO_DEFAULT.into());
@@ -51,7 +52,7 @@ pub(super) fn deluser(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 pub(super) fn load<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let settings = cx.worker.settings();
-        let (file, accounts) = (file_of(&settings)?, cx.node.accounts.clone());
+        let (file, accounts) = (file_of(&settings)?, cx.node.access.accounts.clone());
         let _alone = cx.node.configuring.lock().await;
         let read = move || {
             let password = settings.requirepass.as_deref().map(str::as_bytes);
@@ -71,7 +72,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 pub(super) fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let file = file_of(&cx.worker.settings())?;
-        let accounts: Arc<Accounts> = cx.node.accounts.clone();
+        let accounts: Arc<Accounts> = cx.node.access.accounts.clone();
         let _alone = cx.node.configuring.lock().await;
         let write = move || file.save(&accounts);
         let saved = cx.node.background.spawn_blocking(write).await.map_err(|_| ABANDONED)?;
@@ -126,7 +127,7 @@ fn close_listeners(cx: &mut Call<'_>, changes: &[AccountChange]) {
 }
 
 fn listeners_of(node: &Node, lost: &HashMap<u64, &AccountChange>) -> Vec<Arc<Client>> {
-    node.pubsub.choose(|client, kind, name| {
+    node.broadcast.pubsub.choose(|client, kind, name| {
         let number = client.account().map_or(0, |account| account.number);
         let is_pattern = kind == SubscriptionKind::Pattern;
         lost.get(&number).is_some_and(|change| !change.after.may_listen(name, is_pattern))

@@ -16,8 +16,12 @@ const MAX_BITS: i64 = 4096;
 /// `ACL DRYRUN name command [arg …]`
 pub(super) fn dryrun(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let (name, inner) = (arg(args, 2)?, args.skip(3));
-    let account =
-        cx.node.accounts.get(name).ok_or_else(|| [b"ERR User '", name, b"' not found"].concat())?;
+    let account = cx
+        .node
+        .access
+        .accounts
+        .get(name)
+        .ok_or_else(|| [b"ERR User '", name, b"' not found"].concat())?;
     let word = arg(args, 3)?;
     let command = registry::resolve(inner)
         .ok_or_else(|| [b"ERR Command '", word, b"' not found"].concat())?;
@@ -37,13 +41,13 @@ pub(super) fn log(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         _ if args.len() > 3 => return Err(syntax("ACL", arg(args, 1)?).into()),
         None => DEFAULT_COUNT,
         Some(word) if is_word(word, "reset") => {
-            cx.node.denials.clear();
+            cx.node.access.denials.clear();
             cx.out.ok();
             return Ok(());
         }
         Some(_) => usize::try_from(int_arg(args, 2)?).unwrap_or(0),
     };
-    let (entries, now_ms) = (cx.node.denials.latest(count), cx.node.clock.now_ms());
+    let (entries, now_ms) = (cx.node.access.denials.latest(count), cx.node.clock.now_ms());
     let out = &mut *cx.out;
     out.array(entries.len());
     for entry in entries {

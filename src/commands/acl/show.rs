@@ -42,7 +42,7 @@ pub(super) fn whoami(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `ACL USERS`
 pub(super) fn users(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let accounts = cx.node.accounts.all();
+    let accounts = cx.node.access.accounts.all();
     cx.out.array(accounts.len());
     accounts.iter().for_each(|account| cx.out.bulk(&account.name));
     Ok(())
@@ -50,7 +50,7 @@ pub(super) fn users(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `ACL LIST`
 pub(super) fn list(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let accounts = cx.node.accounts.all();
+    let accounts = cx.node.access.accounts.all();
     cx.out.array(accounts.len());
     for account in accounts {
         let rules = account.user().describe();
@@ -61,7 +61,7 @@ pub(super) fn list(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `ACL GETUSER name`
 pub(super) fn getuser(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let Some(account) = cx.node.accounts.get(arg(args, 2)?) else {
+    let Some(account) = cx.node.access.accounts.get(arg(args, 2)?) else {
         cx.out.null();
         return Ok(());
     };

@@ -101,7 +101,7 @@ impl<'a> ClientFilter<'a> {
             b"laddr" => self.laddr = Some(value),
             b"user" => {
                 let unknown = || [b"ERR No such user '", value, b"'"].concat();
-                self.account = Some(node.accounts.get(value).ok_or_else(unknown)?);
+                self.account = Some(node.access.accounts.get(value).ok_or_else(unknown)?);
             }
             b"skipme" if is_word(value, "yes") => self.skip_me = true,
             b"skipme" if is_word(value, "no") => self.skip_me = false,

@@ -45,7 +45,7 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if let Some((user, password)) = credentials {
         authenticate(cx, args, user, password)?;
     }
-    if !cx.session.authenticated && cx.node.accounts.needs_password() {
+    if !cx.session.authenticated && cx.node.access.accounts.needs_password() {
         return Err(NOT_AUTHENTICATED.into());
     }
     if let Some(name) = name {
@@ -53,7 +53,7 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     }
     if let Some(version) = version {
         let session = &mut *cx.session;
-        cx.node.pubsub.between_messages(|| session.set_proto(version));
+        cx.node.broadcast.pubsub.between_messages(|| session.set_proto(version));
         // Pushes sent so far are in the other protocol.
         session.take_pushes(cx.out);
         cx.out.set_proto(version);
@@ -104,7 +104,7 @@ fn answer(cx: &mut Call<'_>) {
 /// `AUTH [username] password`
 pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     match args.len() {
-        2 if cx.node.accounts.default_account().user().nopass => {
+        2 if cx.node.access.accounts.default_account().user().nopass => {
             return Err(NO_PASSWORD_SET.into());
         }
         2 => authenticate(cx, args, b"default", arg(args, 1)?)?,
@@ -118,7 +118,7 @@ pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 /// Logs the connection in, if the password is right; otherwise it stays as it was.
 fn authenticate(cx: &mut Call<'_>, args: Args<'_>, user: &[u8], password: &[u8]) -> CallOutcome {
     let session = &mut *cx.session;
-    let Some(account) = cx.node.accounts.log_in(user, password) else {
+    let Some(account) = cx.node.access.accounts.log_in(user, password) else {
         cx.node.clients.refusals.wrong_password(&session.client.addr);
         session.penalty = Some(penalty(session.wrong_passwords));
         session.wrong_passwords = session.wrong_passwords.saturating_add(1);

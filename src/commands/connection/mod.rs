@@ -77,7 +77,7 @@ fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `RESET`
 fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let accounts = &cx.node.accounts;
+    let accounts = &cx.node.access.accounts;
     let authenticated = !accounts.needs_password();
     cx.session.reset(accounts.default_account().clone(), authenticated);
     if !authenticated {

@@ -139,12 +139,16 @@ fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> CallOutcome {
     if mode == Mode::Broadcast && options.prefixes.is_empty() {
         options.prefixes.push(b"");
     }
-    if !cx.node.listeners.prefixes.fits(options.prefixes.iter().copied()) {
+    if !cx.node.broadcast.listeners.prefixes.fits(options.prefixes.iter().copied()) {
         return Err(NO_ROOM.into());
     }
     let client = &cx.session.client;
     let tracked = cx.session.tracking.get_or_insert_with(|| {
-        Box::new(Tracked::new(&cx.node.listeners.prefixes, &cx.node.listeners.count, client))
+        Box::new(Tracked::new(
+            &cx.node.broadcast.listeners.prefixes,
+            &cx.node.broadcast.listeners.count,
+            client,
+        ))
     });
     tracked.set(mode, options.noloop, options.redirect);
     options.prefixes.iter().for_each(|prefix| tracked.add_prefix(prefix));

@@ -24,7 +24,7 @@ pub(super) fn fcall(
     read_only: bool,
 ) -> UnitOutcome {
     show(cx, unit, args);
-    let libraries = unit.node.functions.now();
+    let libraries = unit.node.code.functions.now();
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
     let [keys, rest] = keys_and_args(args)?;
@@ -52,7 +52,7 @@ pub(super) fn fcall(
 
 /// Returns the flags of the function that is to be called.
 pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<ScriptFlags> {
-    let libraries = node.functions.now();
+    let libraries = node.code.functions.now();
     Some(ScriptFlags::from_bits_retain(libraries.function(args.get(1)?)?.function.flags as u32))
 }
 

@@ -37,12 +37,12 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let policy = if last > 2 { Policy::Replace } else { Policy::Append };
         let code: Box<[u8]> = arg(args, last)?.into();
         let Metadata { name, .. } = Metadata::read(&code)?;
-        let mut edit = cx.node.functions.edit().await;
+        let mut edit = cx.node.code.functions.edit().await;
         if policy == Policy::Append && edit.libraries().get(&name).is_some() {
             let name = String::from_utf8_lossy(&name);
             return Err(format!("ERR Library '{name}' already exists").into());
         }
-        let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        let max_vm_bytes = cx.node.code.scripts.max_vm_bytes;
         edit.has_room(code.len())?;
         let library = on_own_thread(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
@@ -55,7 +55,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `FUNCTION DELETE library`
 pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let mut edit = cx.node.functions.edit().await;
+        let mut edit = cx.node.code.functions.edit().await;
         if !edit.remove(arg(args, 2)?) {
             return Err("ERR Library not found".into());
         }
@@ -75,7 +75,7 @@ pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !known {
             return Err("ERR FUNCTION FLUSH only supports SYNC|ASYNC option".into());
         }
-        let mut edit = cx.node.functions.edit().await;
+        let mut edit = cx.node.code.functions.edit().await;
         edit.clear();
         store(cx.worker, edit).await?;
         cx.out.ok();
@@ -104,8 +104,8 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         };
         let newer = cx.worker.settings().data.rdb_newer_versions;
         let codes = restore_functions(arg(args, 2)?, newer)?;
-        let mut edit = cx.node.functions.edit().await;
-        let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        let mut edit = cx.node.code.functions.edit().await;
+        let max_vm_bytes = cx.node.code.scripts.max_vm_bytes;
         edit.has_room(codes.iter().map(Vec::len).sum())?;
         let inspect = move || {
             let began = Instant::now();
@@ -136,7 +136,7 @@ async fn store(worker: &Worker, edit: Edit) -> Result<(), RoundError> {
         let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes());
         let lsn = put.map_err(|error| refusal(&error))?;
         worker.wait_shown(&worker.showing(lsn)).await?;
-        edit.finish(&worker.node.functions);
+        edit.finish(&worker.node.code.functions);
         Ok(())
     });
     stored.await.unwrap_or_else(|_| Err("ERR a worker is gone".into()))

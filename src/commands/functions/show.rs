@@ -25,7 +25,7 @@ pub(super) fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             return Err(format!("ERR Unknown argument {word}").into());
         }
     }
-    let libraries = cx.node.functions.now();
+    let libraries = cx.node.code.functions.now();
     let wanted = |name: &[u8]| {
         let fits = |pattern| glob::matches(pattern, &name.to_ascii_lowercase());
         pattern.as_deref().is_none_or(fits)
@@ -66,7 +66,7 @@ fn show_library(out: &mut Reply, library: &Library, with_code: bool) {
 
 /// `FUNCTION STATS`
 pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let running = &cx.node.scripts.running;
+    let running = &cx.node.code.scripts.running;
     if running.busy() == Some(ScriptKind::Script) {
         return Err(ScriptKind::Script.busy_text().into());
     }
@@ -86,7 +86,7 @@ pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
             cx.out.int(control.began.elapsed().as_millis() as i64);
         }
     }
-    let libraries = cx.node.functions.now();
+    let libraries = cx.node.code.functions.now();
     cx.out.bulk_str("engines");
     cx.out.map(1);
     cx.out.bulk_str(ENGINE);
@@ -105,7 +105,7 @@ pub(super) fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `FUNCTION DUMP`
 pub(super) fn dump(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    let libraries = cx.node.functions.now();
+    let libraries = cx.node.code.functions.now();
     let codes = libraries.iter().map(|library| &*library.code);
     cx.out.bulk(&dump_functions(codes, cx.worker.settings().data.rdbcompression));
     Ok(())

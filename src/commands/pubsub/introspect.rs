@@ -22,7 +22,7 @@ fn names(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind) -> CallOutco
     if args.len() > 3 {
         return Err(syntax("PUBSUB", arg(args, 1)?).into());
     }
-    let mut names = cx.node.pubsub.names(kind);
+    let mut names = cx.node.broadcast.pubsub.names(kind);
     if let Some(pattern) = args.get(2) {
         names.retain(|name| glob::matches(pattern, name));
     }
@@ -48,13 +48,13 @@ fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind) {
     cx.out.array((args.len() - 2) * 2);
     for name in args.iter().skip(2) {
         cx.out.bulk(name);
-        cx.out.count(cx.node.pubsub.listeners(kind, name));
+        cx.out.count(cx.node.broadcast.pubsub.listeners(kind, name));
     }
 }
 
 /// `PUBSUB NUMPAT`
 fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.count(cx.node.pubsub.count(SubscriptionKind::Pattern));
+    cx.out.count(cx.node.broadcast.pubsub.count(SubscriptionKind::Pattern));
     Ok(())
 }
 

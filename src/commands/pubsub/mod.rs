@@ -13,7 +13,7 @@ use flagstone_wire::resp::Args;
 fn publish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
-    let sent = cx.node.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    let sent = cx.node.broadcast.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
     cx.out.count(sent);
     Ok(())
 }
@@ -22,7 +22,8 @@ fn publish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
-    let sent = cx.node.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    let sent =
+        cx.node.broadcast.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
     cx.out.count(sent);
     Ok(())
 }
@@ -35,7 +36,7 @@ fn publish_in_unit(
     to_shard: bool,
 ) -> UnitOutcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
-    cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
+    cx.out.count(unit.node.broadcast.pubsub.receivers(channel, to_shard));
     let (channel, message) = (channel.into(), message.into());
     unit.effects().publish(Published { to_shard, channel, message })
 }

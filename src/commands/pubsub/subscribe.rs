@@ -42,7 +42,7 @@ pub(super) fn sunsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 }
 
 fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8]) -> CallOutcome {
-    let pubsub = &cx.node.pubsub;
+    let pubsub = &cx.node.broadcast.pubsub;
     if !pubsub.reserve(args.iter().skip(1)) {
         return Err(NO_ROOM.into());
     }

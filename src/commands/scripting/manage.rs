@@ -31,7 +31,7 @@ fn exists(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let names = args.skip(2);
     cx.out.array(names.len());
     for name in names.iter() {
-        let found = parse_sha(name).and_then(|sha| cx.node.scripts.get(sha));
+        let found = parse_sha(name).and_then(|sha| cx.node.code.scripts.get(sha));
         cx.out.int(i64::from(found.is_some()));
     }
     Ok(())
@@ -44,7 +44,7 @@ fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if args.len() > 3 || !known {
             return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
         }
-        cx.node.scripts.flush();
+        cx.node.code.scripts.flush();
         cx.worker
             .peers
             .on_all(true, |_| async { forget_vms() })
@@ -62,7 +62,7 @@ fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// Kills long-running code, and replies with the result.
 pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: ScriptKind) -> CallOutcome {
-    match cx.node.scripts.running.kill(kind) {
+    match cx.node.code.scripts.running.kill(kind) {
         KillResult::Killed => {
             cx.out.ok();
             Ok(())
@@ -83,7 +83,7 @@ pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: ScriptKind) -> C
 
 /// `SCRIPT SHOW sha1`
 fn show(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let found = parse_sha(arg(args, 2)?).and_then(|sha| cx.node.scripts.get(sha));
+    let found = parse_sha(arg(args, 2)?).and_then(|sha| cx.node.code.scripts.get(sha));
     let script = found.ok_or(NO_SCRIPT)?;
     cx.out.bulk(&script.body);
     Ok(())

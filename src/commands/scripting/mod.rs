@@ -30,7 +30,7 @@ fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> U
     show(cx, unit, args);
     let inputs = keys_and_args(args)?;
     let body = arg(args, 1)?;
-    let script = match unit.node.scripts.get(sha1(body)) {
+    let script = match unit.node.code.scripts.get(sha1(body)) {
         Some(script) => script,
         None => add(&unit.node, body, false, unit.is_detached())?,
     };
@@ -45,7 +45,7 @@ fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -
         return Err(NO_SCRIPT.into());
     }
     let inputs = keys_and_args(args)?;
-    let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
+    let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.code.scripts.get(sha));
     let script = found.ok_or(NO_SCRIPT)?;
     run_script(cx, unit, &script, read_only, &inputs, args)
 }
@@ -53,7 +53,7 @@ fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -
 /// Shows the command of a script or function to monitors, whatever its result, before the commands
 /// that it calls.
 pub(super) fn show(cx: &Ctx<'_>, unit: &Unit<'_>, command: Args<'_>) {
-    if unit.node.monitors.any() {
+    if unit.node.broadcast.monitors.any() {
         unit.effects().show(cx.db, false, command);
     }
 }
@@ -81,7 +81,7 @@ fn add(
     let (flags, start) = parse_shebang(body)?;
     let script = Arc::new(Script::new(body, flags, start));
     with_vm(node, is_detached, |vm| Ok(vm.function(node, &script, is_detached)))??;
-    if !node.scripts.add(&script, loaded) {
+    if !node.code.scripts.add(&script, loaded) {
         return Err(Uncompiled::Failed(TOO_MANY_SCRIPTS.into()));
     }
     Ok(script)
@@ -121,7 +121,7 @@ fn flags_of_text(_: &Node, args: Args<'_>) -> Option<ScriptFlags> {
 
 /// Returns the flags of the script that EVALSHA names.
 fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<ScriptFlags> {
-    Some(node.scripts.get(parse_sha(args.get(1)?)?)?.flags)
+    Some(node.code.scripts.get(parse_sha(args.get(1)?)?)?.flags)
 }
 
 fn run_script(

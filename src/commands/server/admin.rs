@@ -159,7 +159,7 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if has(b"abort") {
             return Err("ERR No shutdown in progress.".into());
         }
-        if let Some(kind) = cx.node.scripts.running.busy().filter(|_| !has(b"nosave")) {
+        if let Some(kind) = cx.node.code.scripts.running.busy().filter(|_| !has(b"nosave")) {
             return Err(kind.busy_text().into());
         }
         if has(b"save") && take_new(cx.node).await.is_err() {

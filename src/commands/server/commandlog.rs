@@ -40,14 +40,14 @@ fn get(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 /// `COMMANDLOG LEN type`
 fn len(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let kind = kind(arg(args, 2)?)?;
-    cx.out.count(cx.node.command_logs.of(kind).len());
+    cx.out.count(cx.node.figures.command_logs.of(kind).len());
     Ok(())
 }
 
 /// `COMMANDLOG RESET type`
 fn reset(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let kind = kind(arg(args, 2)?)?;
-    cx.node.command_logs.of(kind).clear();
+    cx.node.figures.command_logs.of(kind).clear();
     cx.out.ok();
     Ok(())
 }
@@ -64,20 +64,20 @@ fn get_slow(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 
 /// `SLOWLOG LEN`
 fn len_slow(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.count(cx.node.command_logs.of(LogKind::Slow).len());
+    cx.out.count(cx.node.figures.command_logs.of(LogKind::Slow).len());
     Ok(())
 }
 
 /// `SLOWLOG RESET`
 fn reset_slow(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.node.command_logs.of(LogKind::Slow).clear();
+    cx.node.figures.command_logs.of(LogKind::Slow).clear();
     cx.out.ok();
     Ok(())
 }
 
 /// Writes the latest entries of a log.
 fn show(cx: &mut Call<'_>, kind: LogKind, count: usize) {
-    let entries = cx.node.command_logs.of(kind).latest(count);
+    let entries = cx.node.figures.command_logs.of(kind).latest(count);
     cx.out.array(entries.len());
     for entry in entries {
         cx.out.array(6);

@@ -54,7 +54,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if password {
             let settings = node.config.settings();
             let password = settings.requirepass.as_deref().map(str::as_bytes);
-            node.accounts.set_default_password(password);
+            node.access.accounts.set_default_password(password);
         }
         if syncs {
             node.apply_appendfsync();
@@ -93,7 +93,7 @@ async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
                 let reason = format!("Unable to update TLS configuration. {}", error.reason);
                 set_failed(error.directive, &reason)
             })?;
-            Some(node.tls.replace(loaded))
+            Some(node.ports.tls.replace(loaded))
         }
         false => None,
     };
@@ -105,7 +105,7 @@ async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
         if let Err(error) = node.listen(settings.clone()).await {
             tracing::warn!("CONFIG SET {name}: {error}");
             if let Some(old) = old_tls {
-                node.tls.replace(old);
+                node.ports.tls.replace(old);
             }
             return Err(set_failed(name, reason));
         }
@@ -134,7 +134,7 @@ fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     // With a file of users, the configuration has none.
     let accounts = match settings.aclfile {
         Some(_) => Vec::new(),
-        None => cx.node.accounts.all(),
+        None => cx.node.access.accounts.all(),
     };
     let users: Vec<String> =
         accounts.iter().map(|account| quoted_rules(&account.name, &account.user())).collect();

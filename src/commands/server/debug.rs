@@ -33,7 +33,7 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             cx.out.ok();
         }
         (b"set-disable-deny-scripts", 3) => {
-            cx.node.scripts.set_allow_all(leading_int(arg(args, 2)?) != 0);
+            cx.node.code.scripts.set_allow_all(leading_int(arg(args, 2)?) != 0);
             cx.out.ok();
         }
         (b"error", 3) => cx.out.error(arg(args, 2)?),

@@ -13,7 +13,12 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// Returns the times of a command on all workers, if it has run.
 pub(super) fn times_of(node: &Node, command: &Command) -> Option<Times> {
-    Times::of(node.stats.iter().filter_map(|stats| Some(&stats.by_command.get(command.id)?.times)))
+    Times::of(
+        node.figures
+            .stats
+            .iter()
+            .filter_map(|stats| Some(&stats.by_command.get(command.id)?.times)),
+    )
 }
 
 /// `LATENCY HISTORY event`

@@ -61,7 +61,7 @@ fn stats<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
     let memory = process::memory();
     let dataset: u64 =
-        node.stats.iter().map(|stats| stats.store.hot_bytes.load(Ordering::Relaxed)).sum();
+        node.figures.stats.iter().map(|stats| stats.store.hot_bytes.load(Ordering::Relaxed)).sum();
     let clients: u64 = node.clients.all().iter().map(|client| client.memory()).sum();
     let share = |part: u64, whole: u64| Ratio(part as f64 * 100.0 / whole.max(1) as f64);
     vec![
@@ -73,8 +73,8 @@ fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
         ("clients.normal", Number(clients)),
         ("cluster.links", Number(0)),
         ("aof.buffer", Number(0)),
-        ("lua.caches", Number(node.scripts.figures().1 as u64)),
-        ("functions.caches", Number(node.functions.now().bytes() as u64)),
+        ("lua.caches", Number(node.code.scripts.figures().1 as u64)),
+        ("functions.caches", Number(node.code.functions.now().bytes() as u64)),
         ("overhead.db.hashtable.rehashing", Number(0)),
         ("overhead.total", Number(memory.resident.saturating_sub(dataset))),
         ("db.dict.rehashing.count", Number(0)),
@@ -103,18 +103,18 @@ fn doctor(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let (node, settings) = (cx.node, cx.node.config.settings());
     let used = process::memory();
     let clients_limit = Node::client_memory_limit(&settings).all;
-    let vms = node.scripts.vms.bytes.load(Ordering::Relaxed);
+    let vms = node.code.scripts.vms.bytes.load(Ordering::Relaxed);
     let figures = MemoryFigures {
         resident: used.resident,
         peak: used.peak,
         budget: settings.memory_budget,
-        values_share: node.budget.hot as u64,
-        squeezed: node.squeeze.bytes(),
+        values_share: node.pressure.budget.hot as u64,
+        squeezed: node.pressure.squeeze.bytes(),
         pending: node.pending_bytes(),
         pending_limit: node.pending_limit(),
         clients: node.clients.all().iter().map(|client| client.memory()).sum(),
         clients_limit: if clients_limit == 0 { u64::MAX } else { clients_limit },
-        scripts: (vms + node.scripts.figures().1 + node.functions.now().bytes()) as u64,
+        scripts: (vms + node.code.scripts.figures().1 + node.code.functions.now().bytes()) as u64,
     };
     cx.out.verbatim(*b"txt", doctor_text(&figures).as_bytes());
     Ok(())

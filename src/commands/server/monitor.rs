@@ -10,7 +10,7 @@ pub(super) fn monitor(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
         return Err("ERR MONITOR isn't allowed for DENY BLOCKING client".into());
     }
     if cx.session.monitoring.is_none() {
-        cx.session.monitoring = Some(cx.node.monitors.add(&cx.session.client));
+        cx.session.monitoring = Some(cx.node.broadcast.monitors.add(&cx.session.client));
         cx.out.ok();
     }
     Ok(())

@@ -92,7 +92,8 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
         Ok(())
     };
     // If the connection runs the remaining commands, it shows EXEC behind them.
-    if unit.node.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command)) {
+    if unit.node.broadcast.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command))
+    {
         unit.effects().show(cx.db, false, args.slice(0, 1));
     }
     cx.db = db;
@@ -132,7 +133,7 @@ fn run_queued(
     if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases)) {
         unit.hold_whole(cx.store)?;
     }
-    let shows = unit.node.monitors.any();
+    let shows = unit.node.broadcast.monitors.any();
     let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
     let count = parts().count();
     // The connection puts the replies of a mixed queue together.

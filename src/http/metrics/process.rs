@@ -34,7 +34,7 @@ fn put_process(text: &mut MetricsText, node: &Node) {
         1,
     );
     text.gauge("start_time_seconds", "Time of the start, seconds since the Unix epoch.")
-        .value(node.start.at_ms as f64 / 1000.0);
+        .value(node.figures.start.at_ms as f64 / 1000.0);
     text.gauge("workers", "Workers that own shards.").value(node.shard_workers);
     let (own, ..) = process::cpu();
     text.counter("cpu_seconds", "CPU time of the process.");
@@ -45,7 +45,7 @@ fn put_process(text: &mut MetricsText, node: &Node) {
         .value(node.clock.jumps());
     text.gauge("command_log_entries", "Entries of the logs of commands (COMMANDLOG).");
     for kind in LogKind::ALL {
-        text.sample(&[("log", &kind.name())], node.command_logs.of(kind).len());
+        text.sample(&[("log", &kind.name())], node.figures.command_logs.of(kind).len());
     }
 }
 
@@ -59,13 +59,13 @@ fn put_memory(text: &mut MetricsText, node: &Node) {
     text.gauge("memory_budget_bytes", "memory-budget.").value(settings.memory_budget);
     text.gauge("memory_share_bytes", "Parts of the memory budget.");
     for (share, bytes) in [
-        ("values", node.budget.hot as u64),
-        ("pending", node.budget.pending as u64),
-        ("blocks", node.budget.block_cache),
-        ("indexes", node.budget.meta_cache),
-        ("memtables", node.budget.memtables as u64),
-        ("key_filters", node.budget.presence as u64),
-        ("merges", node.budget.merges as u64),
+        ("values", node.pressure.budget.hot as u64),
+        ("pending", node.pressure.budget.pending as u64),
+        ("blocks", node.pressure.budget.block_cache),
+        ("indexes", node.pressure.budget.meta_cache),
+        ("memtables", node.pressure.budget.memtables as u64),
+        ("key_filters", node.pressure.budget.presence as u64),
+        ("merges", node.pressure.budget.merges as u64),
     ] {
         text.sample(&[("share", &share)], bytes);
     }
@@ -116,7 +116,7 @@ fn put_clients(text: &mut MetricsText, node: &Node) {
         ("pattern", SubscriptionKind::Pattern),
         ("shard", SubscriptionKind::Shard),
     ] {
-        text.sample(&[("kind", &kind)], node.pubsub.count(of_kind));
+        text.sample(&[("kind", &kind)], node.broadcast.pubsub.count(of_kind));
     }
 }
 

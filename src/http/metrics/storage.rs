@@ -40,7 +40,7 @@ fn put_journal(text: &mut MetricsText, running: &LoadedServer) {
     text.gauge("journal_away", "1 while the journal's store does not answer.")
         .value(u8::from(node.health.is_cut_off()));
     text.gauge("journal_replayed_records", "Records that the start has replayed.")
-        .value(node.start.replayed);
+        .value(node.figures.start.replayed);
     if let Some(left_ms) = node.health.lease_left_ms() {
         text.gauge("journal_lease_left_seconds", "Time that the lease lasts without an answer.")
             .value(left_ms as f64 / 1000.0);
@@ -137,13 +137,13 @@ fn put_shards(text: &mut MetricsText, node: &Node) {
     text.gauge("pending_limit_bytes", "Bytes of pending rows beyond which writers wait.")
         .value(node.pending_limit());
     text.gauge("writers_rate_bytes", "Bytes a second that writers are slowed to; 0: they are not.")
-        .value(node.pace.rate());
+        .value(node.pressure.pace.rate());
     text.counter("writers_paused_seconds", "Sum of the pauses of writers.")
-        .value(node.pace.paused_us() as f64 / 1e6);
+        .value(node.pressure.pace.paused_us() as f64 / 1e6);
 }
 
 fn put_stores(text: &mut MetricsText, node: &Node) {
-    let [data, journal] = &node.requests;
+    let [data, journal] = &node.figures.requests;
     let mut stores = vec![("data", data, node.checkpoints.source.store.dir().is_none())];
     if !Arc::ptr_eq(data, journal) {
         stores.push(("journal", journal, node.journal.is_remote()));

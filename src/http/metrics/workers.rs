@@ -95,7 +95,7 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
         "worker_row_reads",
         "Rows that commands read from files: in the system's memory, on disk, or by the engine.",
     );
-    for (id, stats) in node.stats.iter().enumerate() {
+    for (id, stats) in node.figures.stats.iter().enumerate() {
         for (source, counter) in [
             ("memory", &stats.engine.point_cached),
             ("disk", &stats.engine.point_disk),
@@ -112,7 +112,7 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
             text.sample(&[("worker", &id), ("lane", lane)], depth);
         }
     }
-    put_commands(text, &node.stats[..]);
+    put_commands(text, &node.figures.stats[..]);
 }
 
 fn put_each(
@@ -120,7 +120,7 @@ fn put_each(
     running: &LoadedServer,
     figure: fn(&WorkerStats) -> &AtomicU64,
 ) {
-    for (id, stats) in running.node.stats.iter().enumerate() {
+    for (id, stats) in running.node.figures.stats.iter().enumerate() {
         text.sample(&[("worker", &id)], figure(stats).load(Ordering::Relaxed));
     }
 }

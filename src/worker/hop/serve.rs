@@ -132,7 +132,7 @@ impl Worker {
         }
         self.buffers.give_run(run);
         self.hop.commits.set(false);
-        if self.commit_pending.get() {
+        if self.commits.pending.get() {
             self.commit();
         }
         let rests = !self.hop.incoming.borrow().is_empty();
@@ -184,13 +184,13 @@ impl Worker {
         if self.rounds.is_stored(&next.shown, to_disk) {
             self.hop.send_home(next.from, next.parcel);
         } else {
-            self.held_parcels.borrow_mut().push_back(HeldParcel(next));
+            self.held.parcels.borrow_mut().push_back(HeldParcel(next));
         }
     }
 
     /// Sends the held parcels home whose rounds have an outcome.
     pub(in crate::worker) fn release_parcels(&self, to_disk: bool) {
-        let mut held = self.held_parcels.borrow_mut();
+        let mut held = self.held.parcels.borrow_mut();
         for _ in 0..held.len() {
             let Some(HeldParcel(mut next)) = held.pop_front() else { return };
             if !self.rounds.is_known(&next.shown, to_disk) {

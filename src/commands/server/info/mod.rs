@@ -193,7 +193,7 @@ impl Page<'_> {
         let node = self.node;
         let settings = self.worker.settings();
         let port = if settings.port == 0 { settings.tls_port } else { settings.port };
-        let uptime_s = node.start.at.elapsed().as_secs();
+        let uptime_s = node.figures.start.at.elapsed().as_secs();
         let now_us = node.clock.now_us();
         let mode_field = match settings.extended_redis_compatibility {
             true => "redis_mode",
@@ -219,8 +219,8 @@ impl Page<'_> {
             ("atomicvar_api", &"c11-builtin"),
             ("gcc_version", &"0.0.0"),
             ("process_id", &std::process::id()),
-            ("process_supervised", &node.start.supervised),
-            ("run_id", &node.start.run_id),
+            ("process_supervised", &node.figures.start.supervised),
+            ("run_id", &node.figures.start.run_id),
             ("tcp_port", &port),
             ("server_time_usec", &now_us),
             ("uptime_in_seconds", &uptime_s),
@@ -293,11 +293,11 @@ impl Page<'_> {
         }
         self.sized("total_system_memory", used.installed);
         // The VMs run scripts and functions. Each thread has one.
-        let figures = &self.node.scripts.vms;
+        let figures = &self.node.code.scripts.vms;
         let vms = figures.bytes.load(Ordering::Relaxed);
         let per_vm = vms / figures.all.load(Ordering::Relaxed).max(1);
-        let (scripts, script_bytes, _) = self.node.scripts.figures();
-        let libraries = self.node.functions.now();
+        let (scripts, script_bytes, _) = self.node.code.scripts.figures();
+        let libraries = self.node.code.functions.now();
         self.sized("used_memory_lua", per_vm as u64);
         self.fields(&[
             ("used_memory_vm_eval", &vms),
@@ -411,14 +411,14 @@ impl Page<'_> {
 
     /// Returns a count of the requests to all stores.
     fn requests(&self, counter: impl Fn(&Requests) -> &AtomicU64) -> u64 {
-        let [store, journal] = &self.node.requests;
+        let [store, journal] = &self.node.figures.requests;
         let is_one = Arc::ptr_eq(store, journal);
         let of = |requests: &Arc<Requests>| counter(requests).load(Ordering::Relaxed);
         of(store) + if is_one { 0 } else { of(journal) }
     }
 
     fn sum(&self, counter: impl Fn(&WorkerStats) -> &AtomicU64) -> u64 {
-        self.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
+        self.node.figures.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the ids of the shards that cannot store rows.
@@ -428,7 +428,7 @@ impl Page<'_> {
     }
 
     fn stats(&mut self) {
-        let [commands, bytes_in, bytes_out] = self.node.rates.per_second();
+        let [commands, bytes_in, bytes_out] = self.node.figures.rates.per_second();
         let clients = &self.node.clients;
         let kib = |bytes: u64| format!("{:.2}", bytes as f64 / 1024.0);
         self.fields(&[
@@ -456,21 +456,21 @@ impl Page<'_> {
             ("expire_cycle_cpu_milliseconds", &0),
             ("evicted_keys", &self.sum(|s| &s.store.evicted)),
             ("evicted_clients", &clients.evicted.load(Ordering::Relaxed)),
-            ("evicted_scripts", &self.node.scripts.figures().2),
+            ("evicted_scripts", &self.node.code.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),
             ("current_eviction_exceeded_time", &0),
             ("keyspace_hits", &self.sum(|s| &s.store.hits)),
             ("keyspace_misses", &self.sum(|s| &s.store.misses)),
-            ("pubsub_channels", &self.node.pubsub.count(SubscriptionKind::Channel)),
-            ("pubsub_patterns", &self.node.pubsub.count(SubscriptionKind::Pattern)),
-            ("pubsubshard_channels", &self.node.pubsub.count(SubscriptionKind::Shard)),
+            ("pubsub_channels", &self.node.broadcast.pubsub.count(SubscriptionKind::Channel)),
+            ("pubsub_patterns", &self.node.broadcast.pubsub.count(SubscriptionKind::Pattern)),
+            ("pubsubshard_channels", &self.node.broadcast.pubsub.count(SubscriptionKind::Shard)),
             ("latest_fork_usec", &0),
             ("total_forks", &0),
             ("migrate_cached_sockets", &0),
             ("slave_expires_tracked_keys", &0),
             ("tracking_total_keys", &self.sum(|s| &s.audience.tracked_keys)),
             ("tracking_total_items", &self.sum(|s| &s.audience.tracked_reads)),
-            ("tracking_total_prefixes", &self.node.listeners.prefixes.count()),
+            ("tracking_total_prefixes", &self.node.broadcast.listeners.prefixes.count()),
             ("unexpected_error_replies", &0),
             ("total_error_replies", &self.sum(|s| &s.error_replies)),
             ("dump_payload_sanitizations", &0),
@@ -481,10 +481,10 @@ impl Page<'_> {
                 "client_output_buffer_limit_disconnections",
                 &self.node.clients.too_slow.load(Ordering::Relaxed),
             ),
-            ("acl_access_denied_auth", &self.node.denials.denied(DenialReason::Auth)),
-            ("acl_access_denied_cmd", &self.node.denials.denied(DenialReason::Command)),
-            ("acl_access_denied_key", &self.node.denials.denied(DenialReason::Key)),
-            ("acl_access_denied_channel", &self.node.denials.denied(DenialReason::Channel)),
+            ("acl_access_denied_auth", &self.node.access.denials.denied(DenialReason::Auth)),
+            ("acl_access_denied_cmd", &self.node.access.denials.denied(DenialReason::Command)),
+            ("acl_access_denied_key", &self.node.access.denials.denied(DenialReason::Key)),
+            ("acl_access_denied_channel", &self.node.access.denials.denied(DenialReason::Channel)),
         ]);
     }
 
@@ -545,7 +545,7 @@ impl Page<'_> {
 
     fn errorstats(&mut self) {
         let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-        for stats in &self.node.stats {
+        for stats in &self.node.figures.stats {
             for (code, n) in stats.errors() {
                 *sums.entry(code).or_default() += n;
             }

@@ -86,13 +86,13 @@ impl Page<'_> {
     pub(super) fn store(&mut self) {
         let node = self.node;
         let place = &node.checkpoints.source.store;
-        let [data, journal] = &node.requests;
+        let [data, journal] = &node.figures.requests;
         let is_remote = place.dir().is_none();
         let mut dollars = if is_remote { data.dollars() } else { 0.0 };
         if node.journal.is_remote() && !Arc::ptr_eq(data, journal) {
             dollars += journal.dollars();
         }
-        let per_day = dollars / node.start.at.elapsed().as_secs_f64().max(1.0) * DAY_S;
+        let per_day = dollars / node.figures.start.at.elapsed().as_secs_f64().max(1.0) * DAY_S;
         self.fields(&[
             ("store", place),
             ("store_remote", &u8::from(is_remote)),
@@ -143,8 +143,8 @@ impl Page<'_> {
             ("engine_cache_misses", &misses),
             ("engine_cache_hit_ratio", &format_args!("{:.4}", ratio(hits, hits + misses))),
             ("engine_level0_permille", &(self.node.level0_use() * 1000.0).round()),
-            ("writers_rate_bytes", &self.node.pace.rate()),
-            ("writers_paused_us", &self.node.pace.paused_us()),
+            ("writers_rate_bytes", &self.node.pressure.pace.rate()),
+            ("writers_paused_us", &self.node.pressure.pace.paused_us()),
         ]);
     }
 
