@@ -1,5 +1,6 @@
 //! Commands that build a value which is too large for one RESTORE, piece by piece.
 
+use crate::file::Key;
 use crate::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
 use flagstone_wire::num::format_f64;
 use std::collections::BTreeMap;
@@ -22,6 +23,32 @@ pub enum Expect {
     Some,
     /// Any reply: the sender examines it.
     Asked,
+}
+
+/// Calls `send` with the words of the RESTORE of a key. `expire_at_ms`: its expiry; `replaces`: true if
+/// an existing key gives way.
+pub fn with_restore<T>(
+    key: &Key,
+    expire_at_ms: Option<i64>,
+    payload: &[u8],
+    replaces: bool,
+    send: impl FnOnce(&[&[u8]]) -> T,
+) -> T {
+    let expire_at = expire_at_ms.unwrap_or(0).to_string();
+    let mut words = vec![&b"RESTORE"[..], &key.name, expire_at.as_bytes(), payload, b"ABSTTL"];
+    if replaces {
+        words.push(b"REPLACE");
+    }
+    let rank = match (key.idle_s, key.freq) {
+        (Some(idle_s), _) => Some((&b"IDLETIME"[..], idle_s.min(i64::MAX as u64))),
+        (None, Some(freq)) => Some((&b"FREQ"[..], freq.into())),
+        (None, None) => None,
+    };
+    let number = rank.map(|(_, number)| number.to_string()).unwrap_or_default();
+    if let Some((name, _)) = rank {
+        words.extend([name, number.as_bytes()]);
+    }
+    send(&words)
 }
 
 /// Receiver of commands.

@@ -44,7 +44,7 @@ pub(crate) use codes::{
     FIELD_EXPIRY_MAX_MS, VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX, length, module_opcode,
     object_type, opcode, quicklist_node,
 };
-pub use commands::{CommandSink, Expect, LargeValue};
+pub use commands::{CommandSink, Expect, LargeValue, with_restore};
 pub use dump::{NodeLimit, dump};
 pub use error::RestoreError;
 pub use functions::{dump_functions, restore_functions};

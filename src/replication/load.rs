@@ -3,7 +3,7 @@
 use super::apply::{Applier, StreamCommand};
 use anyhow::{Context, Result, anyhow, bail};
 use flagstone_rdb::file::{self, Item, Key, Value};
-use flagstone_rdb::{CommandSink, Expect, LargeValue};
+use flagstone_rdb::{CommandSink, Expect, LargeValue, with_restore};
 use flagstone_storage::encoding::SourceExtent;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -99,18 +99,9 @@ fn load_key(file: &mut file::File<File>, key: &Key, out: &mut UnitSender) -> Res
 }
 
 fn restore(key: &Key, payload: &[u8], out: &mut UnitSender) -> Result<()> {
-    let expire_at = key.expire_at_ms.unwrap_or(0).to_string();
-    let mut words = vec![&b"RESTORE"[..], &key.name, expire_at.as_bytes(), payload, b"ABSTTL"];
-    let rank = match (key.idle_s, key.freq) {
-        (Some(idle_s), _) => Some((&b"IDLETIME"[..], idle_s.min(i64::MAX as u64))),
-        (None, Some(freq)) => Some((&b"FREQ"[..], freq.into())),
-        (None, None) => None,
-    };
-    let number = rank.map(|(_, number)| number.to_string()).unwrap_or_default();
-    if let Some((name, _)) = rank {
-        words.extend([name, number.as_bytes()]);
-    }
-    out.command(&words, Expect::Done { may_exist: false })
+    with_restore(key, key.expire_at_ms, payload, false, |words| {
+        out.command(words, Expect::Done { may_exist: false })
+    })
 }
 
 /// Gathers commands to units, and sends them.

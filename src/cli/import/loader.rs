@@ -5,7 +5,7 @@ use crate::cli::connection::{Address, Reply};
 use crate::cli::pipeline::{About, Pipeline, Purposeful};
 use anyhow::{Context, Result, bail};
 use flagstone_rdb::file::{self, FileError, Item, Key, Value};
-use flagstone_rdb::{Expect, LargeValue, Part, Sink};
+use flagstone_rdb::{Expect, LargeValue, Part, Sink, with_restore};
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -281,24 +281,12 @@ impl ImportLoader {
     }
 
     fn restore(&mut self, key: &Key, expire_at_ms: Option<i64>, payload: &[u8]) -> Result<()> {
-        let expire_at = expire_at_ms.unwrap_or(0).to_string();
-        let mut command =
-            vec![&b"RESTORE"[..], &key.name, expire_at.as_bytes(), payload, b"ABSTTL"];
-        if self.existing == Existing::Replace {
-            command.push(b"REPLACE");
-        }
-        let rank = match (key.idle_s, key.freq) {
-            (Some(idle_s), _) => Some((&b"IDLETIME"[..], idle_s.min(i64::MAX as u64))),
-            (None, Some(freq)) => Some((&b"FREQ"[..], freq.into())),
-            (None, None) => None,
-        };
-        let number = rank.map(|(_, number)| number.to_string()).unwrap_or_default();
-        if let Some((name, _)) = rank {
-            command.extend([name, number.as_bytes()]);
-        }
+        let replaces = self.existing == Existing::Replace;
         let may_exist = self.existing == Existing::Skip;
         let about = self.about(Some(&key.name));
-        self.pipeline.send(&command, Expect::Done { may_exist }, about)
+        with_restore(key, expire_at_ms, payload, replaces, |words| {
+            self.pipeline.send(words, Expect::Done { may_exist }, about)
+        })
     }
 
     /// Completes the steps that must wait for the end of all files.
