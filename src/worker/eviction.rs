@@ -3,15 +3,16 @@
 //! After each commit beyond the limit the evictor frees the worker's part of the excess. Keys in
 //! memory are chosen by samples, as in the reference. Keys that are not in memory were not used for
 //! longer than those that are: with LRU and LFU they go first, in the order of their hashes, which
-//! is none. Keys with an expiry are found by the expiry index, where it decides (TTL), or where
-//! samples find none. Deletions are changes like others: they are journalled with the open round,
+//! is none. Keys with an expiry are found by the expiry index, where it decides (TTL: each shard
+//! keeps the first rows of its index in memory for that), or where samples find none. Deletions are changes like others: they are journalled with the open round,
 //! keys that commands have locked stay, and watchers, tracking clients and subscribers hear of them.
 
 use super::{LockKey, Worker};
 use crate::config::{MaxmemoryPolicy, Settings};
 use flagstone_storage::partition::{Counting, Partition};
-use flagstone_storage::scan::{Cursor, DueCursor, DueExpiry};
-use flagstone_storage::store::{Need, Rank, SampledKey};
+use flagstone_storage::scan::{Cursor, DueCursor};
+use flagstone_storage::store::{Evictable, Need, Rank, SampledKey, Store};
+use flagstone_storage::times::FirstToExpire;
 use rand::RngExt;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -60,6 +61,11 @@ impl EvictionRule {
             MaxmemoryPolicy::VolatileTtl => Rank::Due,
         };
         Some(Self { volatile: settings.maxmemory_policy.is_volatile(), rank })
+    }
+
+    /// Returns the keys that may go.
+    fn evictable(self) -> Evictable {
+        if self.volatile { Evictable::Volatile } else { Evictable::Any }
     }
 
     /// Returns true if keys that are not in memory go before others.
@@ -126,6 +132,9 @@ impl Worker {
             *exact = None;
         } else if exact.is_none() {
             *exact = Some(partition.begin_counting());
+        }
+        if EvictionRule::of(&self.settings()).is_none_or(|rule| rule.rank != Rank::Due) {
+            partition.forget_first_times();
         }
         data_set.publish(self.id, partition.data_set());
         if data_set.to_free(self.id) > 0 {
@@ -200,7 +209,7 @@ impl Worker {
             let mut gone = None;
             while let Some(SampledKey { db, key, .. }) = pool.pop() {
                 if !locks.blocks(db, std::iter::once(&key[..])) {
-                    gone = store.evict_key(db, &key, rule.volatile);
+                    gone = store.evict_key(db, &key, rule.evictable());
                 }
                 if gone.is_some() {
                     break;
@@ -224,85 +233,117 @@ impl Worker {
         let size = self.partition.borrow().data_set();
         let mean = size.units / size.keys.max(1);
         let count = usize::try_from(units / mean.max(1) + 1).unwrap_or(BATCH).min(BATCH);
-        let keys = match rule.rank {
-            Rank::Due => self.first_to_expire(count).await,
-            _ => self.walk_to_cold(rule, count).await,
-        };
+        if rule.rank == Rank::Due {
+            return self.evict_first_to_expire(count, units).await;
+        }
+        let keys = self.walk_to_cold(rule, count).await;
         if keys.is_empty() {
             self.evictor.no_cold_until.set(Some(Instant::now() + COLD_AGAIN));
             return 0;
         }
         let (_lock, granted) = self.lock(&keys);
-        if granted.await.is_err() {
+        if granted.await.is_err() || !self.load_keys(&keys).await {
             return 0;
         }
+        let mut freed = 0;
+        self.evict_in_unit(|store| {
+            for (db, key) in &keys {
+                if freed >= units {
+                    break;
+                }
+                let gone = store.evict_key(*db, key, rule.evictable());
+                freed += gone.map_or(0, |units| u64::from(units.max(1)));
+            }
+        });
+        freed
+    }
+
+    /// Evicts keys that expire first, under their locks. Returns the units that this has freed, or
+    /// one for each row that turned out to be obsolete.
+    async fn evict_first_to_expire(self: &Rc<Self>, count: usize, units: u64) -> u64 {
+        let rows = self.first_to_expire(count).await;
+        let keys: Vec<LockKey> = rows.iter().map(|row| (row.db, row.key.clone())).collect();
+        if keys.is_empty() {
+            return 0;
+        }
+        let (_lock, granted) = self.lock(&keys);
+        if granted.await.is_err() || !self.load_keys(&keys).await {
+            return 0;
+        }
+        let (mut freed, mut obsolete) = (0, Vec::new());
+        self.evict_in_unit(|store| {
+            for row in &rows {
+                if freed >= units {
+                    break;
+                }
+                match store.evict_key(row.db, &row.key, Evictable::At(row.at_ms)) {
+                    Some(units) => freed += u64::from(units.max(1)),
+                    None if store.is_hot(row.db, &row.key) => obsolete.push(row),
+                    None => {}
+                }
+            }
+        });
+        let mut partition = self.partition.borrow_mut();
+        obsolete.iter().for_each(|row| partition.forget_first(row));
+        freed + obsolete.len() as u64
+    }
+
+    /// Loads those of these keys that are not in memory; returns false if that fails.
+    async fn load_keys(self: &Rc<Self>, keys: &[LockKey]) -> bool {
         let cold: Vec<Need> = {
             let mut partition = self.partition.borrow_mut();
             let cold = keys.iter().filter(|(db, key)| !partition.store.is_hot(*db, key));
             cold.map(|(db, key)| Need { db: *db, key: key.clone(), part: None }).collect()
         };
-        if !cold.is_empty() && self.load(cold).await.is_err() {
-            return 0;
-        }
+        cold.is_empty() || self.load(cold).await.is_ok()
+    }
+
+    /// Runs deletions to make room, and commits them.
+    fn evict_in_unit(self: &Rc<Self>, delete: impl FnOnce(&mut Store)) {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         store.begin(self.node.clock.now_ms(), false);
         store.notes.want(self.node.interest(&self.settings()));
-        let mut freed = 0;
-        for (db, key) in &keys {
-            if freed >= units {
-                break;
-            }
-            freed += store.evict_key(*db, key, rule.volatile).map_or(0, |u| u64::from(u.max(1)));
-        }
+        delete(store);
         store.see_open_round();
         self.take_notes(partition, 0);
         self.commit();
-        freed
     }
 
     /// Returns the keys of this worker that expire first.
-    async fn first_to_expire(self: &Rc<Self>, count: usize) -> Vec<LockKey> {
+    async fn first_to_expire(self: &Rc<Self>, count: usize) -> Vec<FirstToExpire> {
         let shards: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
         let mut found = Vec::new();
         for shard in shards {
-            let from_ms = self.partition.borrow_mut().first_time(shard);
-            let rows = self.next_to_expire(shard, from_ms, count).await;
-            let first_ms = rows.first().map_or(from_ms, |row| row.at_ms);
-            let mut partition = self.partition.borrow_mut();
-            partition.note_first_time(shard, first_ms);
-            found.extend(rows.into_iter().filter_map(|row| {
-                Some((row.at_ms, (partition.store.db_of(row.generation)?, row.key)))
-            }));
-        }
-        found.sort_unstable();
-        found.into_iter().map(|(_, key)| key).take(count).collect()
-    }
-
-    /// Returns up to about `count` expiries of keys of a shard from a time on; none only if there are
-    /// none, or if they cannot be read. Rows that are deleted, of a dead generation, or of fields are
-    /// skipped, however many there are.
-    async fn next_to_expire(&self, shard: u16, from_ms: u64, count: usize) -> Vec<DueExpiry> {
-        let mut next = Some(DueCursor::at(from_ms));
-        while let Some(from) = next {
-            let plan = self.partition.borrow().plan_times(shard, &from, count);
-            let Some((plan, reaches)) = plan else { break };
-            match self.node.background.spawn(plan.run()).await {
-                Ok(Ok((mut rows, rest))) => {
-                    rows.retain(|row| !row.fields);
-                    if !rows.is_empty() {
-                        return rows;
-                    }
-                    next = rest.or(reaches);
-                }
-                Ok(Err(error)) => {
-                    self.tell_unreadable(&format!("the expiry index of shard {shard}"), &error);
+            loop {
+                let (known, is_all) = self.partition.borrow_mut().first_to_expire(shard, count);
+                if is_all || !self.read_first_times(shard).await {
+                    found.extend(known);
                     break;
                 }
-                Err(_) => break,
             }
         }
-        Vec::new()
+        found.sort_unstable();
+        found.truncate(count);
+        found
+    }
+
+    /// Reads further rows of the beginning of a shard's expiry index; returns false if they cannot
+    /// be read.
+    async fn read_first_times(&self, shard: u16) -> bool {
+        let plan = self.partition.borrow_mut().plan_first_times(shard);
+        let Some((plan, reaches)) = plan else { return false };
+        let read = match self.node.background.spawn(plan.run()).await {
+            Ok(Ok((rows, rest))) => Some((rows, rest.or(reaches))),
+            Ok(Err(error)) => {
+                self.tell_unreadable(&format!("the expiry index of shard {shard}"), &error);
+                None
+            }
+            Err(_) => None,
+        };
+        let is_read = read.is_some();
+        self.partition.borrow_mut().end_first_times(shard, read);
+        is_read
     }
 
     /// Walks on to keys of which most are not in memory; with a rule by access only those count.

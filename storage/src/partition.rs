@@ -142,6 +142,8 @@ impl Partition {
     /// rounds that are not durable yet.
     fn fail(&mut self, sealed: &Sealed) {
         self.store.unseal(sealed);
+        // Rows that its changes made obsolete are valid again.
+        self.forget_first_times();
         self.close_round(sealed.round, self.last_lsn);
         self.store.load_as_of(self.journaled_round());
     }

@@ -149,6 +149,11 @@ impl DueCursor {
         Self([&[row::TIME], &at_ms.to_be_bytes()[..]].concat())
     }
 
+    /// Returns the position before the row of a key, and those behind it.
+    pub(crate) fn of(key: Vec<u8>) -> Self {
+        Self(key)
+    }
+
     /// Returns its place among the rows.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0

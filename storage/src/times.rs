@@ -1,9 +1,24 @@
 //! Reads of the expiry index for eviction: rows in the order of their times, due or not.
 
-use crate::encoding::row;
+use crate::encoding::{Row, RowKey, row};
 use crate::partition::Partition;
-use crate::scan::{DueCursor, DuePlan};
+use crate::scan::{DueCursor, DueExpiry, DuePlan};
+use crate::slot::slot_of;
 use std::collections::BTreeMap;
+
+/// Rows that are read at once.
+const READ: usize = 1024;
+
+/// A key of the beginning of the expiry index.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FirstToExpire {
+    pub at_ms: u64,
+    pub db: u32,
+    pub key: Box<[u8]>,
+    shard: u16,
+    /// Key of the row.
+    row: Box<[u8]>,
+}
 
 impl Partition {
     /// Plans to read about `limit` rows of a shard's expiry index from a position on. Also returns
@@ -37,17 +52,70 @@ impl Partition {
         Some((DuePlan::new(shard.engine().clone(), overlay, range, limit, live), horizon))
     }
 
-    /// Returns a lower bound of the times in a shard's expiry index; rows that are put from now on
-    /// lower it.
-    pub fn first_time(&mut self, shard: u16) -> u64 {
-        self.shards.get_mut(&shard).map_or(u64::MAX, |shard| shard.begin_times())
+    /// Returns up to `count` keys of a shard that expire first. They may be all that are wanted, or
+    /// all of the shard; if not, the second value is false, and further rows must be read first.
+    pub fn first_to_expire(&mut self, shard: u16, count: usize) -> (Vec<FirstToExpire>, bool) {
+        let (mut found, mut dead) = (Vec::new(), Vec::new());
+        let Some(of) = self.shards.get_mut(&shard) else { return (found, true) };
+        let first = of.first_times.get_or_insert_default();
+        for row in first.rows() {
+            let Some(Row::Time { at_ms, generation, key, .. }) = Row::parse(row) else { continue };
+            match self.store.db_of(generation) {
+                Some(db) => {
+                    let (key, row) = (key.into(), row.into());
+                    found.push(FirstToExpire { at_ms, db, key, shard, row });
+                }
+                None => dead.push(Box::<[u8]>::from(row)),
+            }
+            if found.len() == count {
+                break;
+            }
+        }
+        dead.iter().for_each(|row| first.remove(row));
+        let is_all = found.len() >= count || first.is_complete();
+        (found, is_all)
     }
 
-    /// Notes that a shard's index has no row before a time, except those put since
-    /// [`first_time`](Self::first_time).
-    pub fn note_first_time(&mut self, shard: u16, at_ms: u64) {
-        if let Some(shard) = self.shards.get_mut(&shard) {
-            shard.end_times(at_ms);
+    /// Notes that a row of [`first_to_expire`](Self::first_to_expire) is not in the index any more.
+    pub fn forget_first(&mut self, gone: &FirstToExpire) {
+        let shard = self.shards.get_mut(&gone.shard);
+        if let Some(first) = shard.and_then(|shard| shard.first_times.as_mut()) {
+            first.remove(&gone.row);
+        }
+    }
+
+    /// Forgets the first rows of all expiry indexes: they are read again when they are asked for.
+    pub fn forget_first_times(&mut self) {
+        self.shards.values_mut().for_each(|shard| shard.first_times = None);
+    }
+
+    /// Plans to read further rows for [`first_to_expire`](Self::first_to_expire). The position is
+    /// that which the read reaches, if it is not the end.
+    pub fn plan_first_times(&mut self, shard: u16) -> Option<(DuePlan, Option<DueCursor>)> {
+        let first = &mut self.shards.get_mut(&shard)?.first_times;
+        let from = DueCursor::of(first.get_or_insert_default().begin_read());
+        self.plan_times(shard, &from, READ)
+    }
+
+    /// Ends that read with the rows that it has found, and the position that it has reached; `None`:
+    /// it has failed.
+    pub fn end_first_times(
+        &mut self,
+        shard: u16,
+        read: Option<(Vec<DueExpiry>, Option<DueCursor>)>,
+    ) {
+        let shard = self.shards.get_mut(&shard);
+        let Some(first) = shard.and_then(|shard| shard.first_times.as_mut()) else { return };
+        match read {
+            Some((rows, to)) => {
+                let rows = rows.into_iter().filter(|row| !row.fields);
+                let rows = rows.map(|row| {
+                    let slot = slot_of(&row.key);
+                    RowKey::time(row.at_ms, slot, row.generation, false, &row.key)
+                });
+                first.end_read(rows, to.as_ref().map(DueCursor::bytes));
+            }
+            None => first.abort_read(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Merging the operations of a record into the pending rows and the counters of a shard.
 
 use super::Cut;
+use super::first_times::FirstTimes;
 use super::unresolved::{BlindState, state_in};
 use crate::control::Generations;
 use crate::counters::Counters;
@@ -38,7 +39,7 @@ pub(super) struct MergeTarget<'a> {
     pub(super) presence: Option<&'a Presence>,
     pub(super) making: Option<&'a Presence>,
     pub(super) due_from_ms: &'a mut u64,
-    pub(super) times_from_ms: &'a mut u64,
+    pub(super) first_times: Option<&'a mut FirstTimes>,
 }
 
 impl MergeTarget<'_> {
@@ -58,7 +59,7 @@ impl MergeTarget<'_> {
                 self.count(key, delta, Some(value));
                 if let Some(at_ms) = time_of(key) {
                     *self.due_from_ms = at_ms.min(*self.due_from_ms);
-                    *self.times_from_ms = at_ms.min(*self.times_from_ms);
+                    self.note_time(key, true);
                     if self.blind.has_times(self.lsn) {
                         return;
                     }
@@ -72,7 +73,11 @@ impl MergeTarget<'_> {
                     self.look_back(key, None);
                 }
                 self.count(key, delta, None);
-                if time_of(key).is_none() || !self.blind.has_times(self.lsn) {
+                let is_time = time_of(key).is_some();
+                if is_time {
+                    self.note_time(key, false);
+                }
+                if !is_time || !self.blind.has_times(self.lsn) {
                     self.pending().set(key, None, false);
                 }
             }
@@ -86,6 +91,13 @@ impl MergeTarget<'_> {
                 self.pending().drop_generation(dead);
             }
             Op::Resize { generation, slot, units } => self.resize(generation, slot, units),
+        }
+    }
+
+    /// Notes a change of the expiry index.
+    fn note_time(&mut self, key: &[u8], put: bool) {
+        if let Some(first) = &mut self.first_times {
+            first.apply(key, put);
         }
     }
 

@@ -7,6 +7,7 @@
 //! rows are in the engine.
 
 mod blind;
+mod first_times;
 mod merge;
 mod reopening;
 mod unresolved;
@@ -21,6 +22,7 @@ use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
 use crate::slot::KeyHash;
 use bytes::Bytes;
+use first_times::FirstTimes;
 use merge::MergeTarget;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -100,8 +102,8 @@ pub struct Shard {
     presence_bytes: usize,
     /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
     due_from_ms: u64,
-    /// Lower bound of all times in the expiry index, while nobody deletes from its beginning.
-    times_from_ms: u64,
+    /// The first rows of the expiry index, once they were asked for.
+    pub(crate) first_times: Option<FirstTimes>,
     blind: BlindState,
 }
 
@@ -149,7 +151,7 @@ impl Shard {
             making: None,
             presence_bytes,
             due_from_ms: 0,
-            times_from_ms: 0,
+            first_times: None,
             blind: BlindState::new(control.resolved, control.applied),
         };
         shard.refresh_presence();
@@ -286,7 +288,7 @@ impl Shard {
             presence: self.presence.as_deref(),
             making: self.making.as_ref().map(|making| &*making.presence),
             due_from_ms: &mut self.due_from_ms,
-            times_from_ms: &mut self.times_from_ms,
+            first_times: self.first_times.as_mut(),
         };
         let mut reader = OpReader::new(ops);
         let mut touched = OpReader::new(ops);
@@ -455,16 +457,6 @@ impl Shard {
     /// Ends a pass that did not finish: rows due from `from_ms` on may still be in the index.
     pub(crate) fn abort_due(&mut self, from_ms: u64) {
         self.due_from_ms = from_ms.min(self.due_from_ms);
-    }
-
-    /// Returns a lower bound of the times in the index. From now on only rows that are put count.
-    pub(crate) fn begin_times(&mut self) -> u64 {
-        std::mem::replace(&mut self.times_from_ms, u64::MAX)
-    }
-
-    /// Ends that: the index has no rows before a time beside those that were put since.
-    pub(crate) fn end_times(&mut self, at_ms: u64) {
-        self.times_from_ms = self.times_from_ms.min(at_ms);
     }
 
     // ---- which keys there are ------------------------------------------------------------------

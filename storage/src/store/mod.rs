@@ -37,7 +37,7 @@ use crate::slot::{KeyHash, Layout, sub_table};
 use crate::value::{AccessCounting, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
-pub use sample::{Rank, SampledKey};
+pub use sample::{Evictable, Rank, SampledKey};
 pub use scope::Scope;
 pub use stats::StoreStats;
 use std::collections::VecDeque;

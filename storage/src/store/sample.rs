@@ -36,6 +36,26 @@ impl Rank {
     }
 }
 
+/// The keys that may be deleted to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evictable {
+    Any,
+    /// Those with an expiry.
+    Volatile,
+    /// Those that expire at this time.
+    At(u64),
+}
+
+impl Evictable {
+    fn contains(self, entry: &Entry) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Volatile => entry.expire_at_ms != 0,
+            Self::At(at_ms) => entry.expire_at_ms == at_ms,
+        }
+    }
+}
+
 /// A key of a sample.
 #[derive(Clone, Debug)]
 pub struct SampledKey {
@@ -114,14 +134,14 @@ impl Store {
     }
 
     /// Deletes a key to make room, and returns its size in units; `None` if it does not exist, is
-    /// not in memory, or (`volatile`) has no expiry.
-    pub fn evict_key(&mut self, db: u32, key: &[u8], volatile: bool) -> Option<u32> {
+    /// not in memory, or is none of these.
+    pub fn evict_key(&mut self, db: u32, key: &[u8], which: Evictable) -> Option<u32> {
         let touch = std::mem::replace(&mut self.touch, false);
         let found = self.find(db, key);
         self.touch = touch;
         let found = found.ok()??;
         let entry = found.entry(self);
-        if !entry.is_live() || (volatile && entry.expire_at_ms == 0) {
+        if !entry.is_live() || !which.contains(entry) {
             return None;
         }
         let units = entry.stored.units;
@@ -201,10 +221,11 @@ mod tests {
         store.seal();
         store.begin(5, true);
         store.notes.want(crate::notes::Interest { changes: true, events: NotifyFlags::EVICTED });
-        assert_eq!(store.evict_key(0, b"k", true), None);
-        assert!(store.evict_key(0, b"v", true).is_some_and(|units| units > 0));
-        assert!(store.evict_key(0, b"k", false).is_some_and(|units| units > 0));
-        assert_eq!(store.evict_key(0, b"k", false), None);
+        assert_eq!(store.evict_key(0, b"k", Evictable::Volatile), None);
+        assert_eq!(store.evict_key(0, b"v", Evictable::At(98)), None);
+        assert!(store.evict_key(0, b"v", Evictable::At(99)).is_some_and(|units| units > 0));
+        assert!(store.evict_key(0, b"k", Evictable::Any).is_some_and(|units| units > 0));
+        assert_eq!(store.evict_key(0, b"k", Evictable::Any), None);
         assert_eq!(store.stats.evicted, 2);
         let notes = store.notes.take();
         assert_eq!(notes.len(), 4, "{notes:?}");

@@ -107,3 +107,73 @@ fn times_of_fields_that_are_too_early_are_put_right() {
         assert!(world.block_on(plan.run()).unwrap().0.is_empty(), "it is put right once");
     }
 }
+
+/// Returns the keys of all shards that expire first, and how often the index was read.
+fn first_to_expire(world: &mut World, count: usize) -> (Vec<FirstToExpire>, usize) {
+    let (mut found, mut reads) = (Vec::new(), 0);
+    for shard in 0..SHARDS {
+        let known = loop {
+            let (known, is_all) = world.partition.first_to_expire(shard, count);
+            if is_all {
+                break known;
+            }
+            reads += 1;
+            let (plan, reaches) = world.partition.plan_first_times(shard).unwrap();
+            let (rows, rest) = world.block_on(plan.run()).unwrap();
+            world.partition.end_first_times(shard, Some((rows, rest.or(reaches))));
+        };
+        found.extend(known);
+    }
+    found.sort_unstable();
+    found.truncate(count);
+    (found, reads)
+}
+
+#[test]
+fn keys_are_evicted_in_the_order_of_their_expiry_without_reading_deleted_rows_again() {
+    for seed in 0..4 {
+        let root = tempfile::tempdir().unwrap();
+        let mut world = world(&fresh(root.path(), &mut 0), no_images());
+        let mut draw = StdRng::seed_from_u64(seed);
+        let _exact = world.partition.begin_counting();
+        let (mut reads, mut evicted) = (0, 0);
+        for round in 0..60 {
+            for _ in 0..80 {
+                let key = format!("k{}", draw.random_range(0..4000));
+                let expire_at_ms = NOW + draw.random_range(1..100_000);
+                world.set(round % 2, key.as_bytes(), b"v", expire_at_ms);
+            }
+            world.commit();
+            match round % 8 {
+                3 => (0..SHARDS).for_each(|shard| world.hand_over(shard, None)),
+                5 => world.evict(),
+                _ if round == 41 => world.flush_db(1),
+                _ => {}
+            }
+            let mut left = if round < 10 { 0 } else { 70 };
+            while left > 0 {
+                let (rows, read) = first_to_expire(&mut world, left);
+                (reads, left) = (reads + read, left - rows.len());
+                for row in &rows {
+                    let all = world.model.dbs.iter().flat_map(BTreeMap::values);
+                    let first = all.map(|(_, at_ms)| *at_ms).min().unwrap();
+                    world.run(|store| store.peek(row.db, &row.key).map(|_| ()));
+                    let store = &mut world.partition.store;
+                    if store.evict_key(row.db, &row.key, Evictable::At(row.at_ms)).is_some() {
+                        assert_eq!(row.at_ms, first, "seed {seed}, round {round}");
+                        world.model.dbs[row.db as usize].remove(&*row.key);
+                        evicted += 1;
+                    } else {
+                        world.partition.forget_first(row);
+                        left += 1;
+                    }
+                }
+                world.commit();
+            }
+        }
+        assert_eq!(evicted, 50 * 70);
+        // One read finds the beginning of each index, some go on behind it.
+        assert!(reads < 40, "{reads} reads");
+        world.verify("evicted");
+    }
+}
