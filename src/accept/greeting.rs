@@ -13,6 +13,7 @@ use rustls::ServerConnection;
 use std::io::{ErrorKind, Result as IoResult};
 use std::net::TcpStream as StdTcpStream;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::net::TcpStream;
 
@@ -101,9 +102,12 @@ async fn greet(
     place: &Arrival,
 ) -> Result<Greeted, Rejection> {
     let gone = |_| Rejection::Handshake(HandshakeError::Gone);
-    let mut tcp = TcpStream::from_std(tcp).map_err(gone)?;
+    let tcp = Arc::new(TcpStream::from_std(tcp).map_err(gone)?);
+    place.waits_at(&tcp);
     tcp.readable().await.map_err(gone)?;
     place.proceeds();
+    // The place had the other reference.
+    let mut tcp = Arc::into_inner(tcp).ok_or(Rejection::Handshake(HandshakeError::Gone))?;
     if greeting.is_proxied {
         let named = read_header(&mut tcp).await.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => Rejection::Proxy("it has disconnected".to_owned()),

@@ -242,10 +242,11 @@ impl Drop for Leaving<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arrivals::LEAST_TIME;
+    use super::super::arrivals::{LEAST_TIME, SILENT_TIME};
     use super::*;
     use crate::transport::PeerAddr;
     use std::net::{Ipv4Addr, SocketAddr};
+    use tokio::net::TcpStream;
 
     fn client(id: u64) -> Client {
         let addr = PeerAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
@@ -307,7 +308,7 @@ mod tests {
         first.proceeds();
         let silent = clients.arrive(4).await.expect("the silent one makes room");
         assert!(is_ended(&second) && !is_ended(&first));
-        assert!(began.elapsed().is_zero());
+        assert_eq!(began.elapsed(), SILENT_TIME);
         drop(second);
         silent.proceeds();
         let third = clients.arrive(4).await.expect("the first makes room");
@@ -324,6 +325,52 @@ mod tests {
         drop(third);
         assert!(waiting.await.expect("it ends"), "the other has ended before its time");
         assert_eq!(began.elapsed(), LEAST_TIME);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_is_not_ended_by_those_that_have_sent_something() {
+        let clients = Clients::default();
+        let began = tokio::time::Instant::now();
+        let first = clients.arrive(4).await.expect("there is room");
+        first.proceeds();
+        tokio::time::sleep(LEAST_TIME - SILENT_TIME / 2).await;
+        let newcomer = clients.arrive(4).await.expect("there is room");
+        let third = clients.arrive(4).await.expect("the first makes room");
+        assert!(is_ended(&first) && !is_ended(&newcomer));
+        assert_eq!(began.elapsed(), LEAST_TIME);
+        third.proceeds();
+        let _fourth = clients.arrive(4).await.expect("the silent one makes room");
+        assert!(is_ended(&newcomer) && !is_ended(&third));
+        assert_eq!(began.elapsed(), LEAST_TIME + SILENT_TIME / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_whose_bytes_are_not_read_yet_is_not_silent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let connect = async || {
+            let client = TcpStream::connect(listener.local_addr().expect("an address"));
+            let (client, server) = tokio::join!(client, listener.accept());
+            (client.expect("a connection"), Arc::new(server.expect("a connection").0))
+        };
+        let clients = Clients::default();
+        let (early, early_end) = connect().await;
+        let (silent, silent_end) = connect().await;
+        let first = clients.arrive(4).await.expect("there is room");
+        first.waits_at(&early_end);
+        let second = clients.arrive(4).await.expect("there is room");
+        second.waits_at(&silent_end);
+        early.try_write(b"x").expect("sent");
+        early_end.peek(&mut [0]).await.expect("it has arrived");
+        let third = clients.arrive(4).await.expect("the silent one makes room");
+        assert!(is_ended(&second) && !is_ended(&first));
+        first.proceeds();
+        assert!(Arc::into_inner(early_end).is_some(), "the socket is given back");
+        // One that has closed its connection is silent, too.
+        drop((second, third, silent));
+        let gone = clients.arrive(4).await.expect("there is room");
+        gone.waits_at(&silent_end);
+        let _fourth = clients.arrive(4).await.expect("the one that is gone makes room");
+        assert!(is_ended(&gone) && !is_ended(&first));
     }
 
     fn strict(all: u64) -> Limit {
