@@ -46,10 +46,10 @@ fn keys(command: &Command) -> Value {
             Begin::Keyword(word, start) => json!(["keyword", word, start]),
             Begin::Unknown => json!(["unknown"]),
         };
-        let find = match spec.find {
+        let find = match spec.find.shown() {
             Find::Range { last, step, limit } => json!(["range", last, step, limit]),
             Find::KeyNum { at, first, step } => json!(["keynum", at, first, step]),
-            Find::Options(_) | Find::Unknown => json!(["unknown"]),
+            Find::Options(_) | Find::ShownAs(..) | Find::Unknown => json!(["unknown"]),
         };
         json!({"flags": flags, "begin": begin, "find": find})
     });

@@ -89,8 +89,20 @@ pub enum Find {
     /// A function that appends the indices, for keys among options in any order. Clients see the
     /// spec as unknown.
     Options(for<'a> fn(Args<'a>, &mut Vec<usize>)),
+    /// The same, where clients see another way, which they follow less exactly.
+    ShownAs(&'static Self, for<'a> fn(Args<'a>, &mut Vec<usize>)),
     /// The keys depend on data, not on the arguments: the command needs undeclared keys.
     Unknown,
+}
+
+impl Find {
+    /// Returns the way that clients see.
+    pub const fn shown(self) -> Self {
+        match self {
+            Self::ShownAs(shown, _) => *shown,
+            own => own,
+        }
+    }
 }
 
 impl KeySpec {
@@ -161,7 +173,7 @@ impl KeySpec {
                 }
                 out.extend((0..count).map(|i| first + i * step));
             }
-            Find::Options(find) => find(args, out),
+            Find::Options(find) | Find::ShownAs(_, find) => find(args, out),
             Find::Unknown => {}
         }
         Some(())

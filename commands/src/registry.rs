@@ -177,10 +177,7 @@ impl<R: Runner> Command<R> {
             // Arguments that do not fit are the handler's.
             let _ = keys.find(args, &mut indices);
         }
-        let many = indices.len() > 1;
-        let keys = indices.into_iter().filter_map(move |index| args.get(index));
-        // Beside others, an empty name stands for none (MIGRATE).
-        keys.filter(move |key| !many || !key.is_empty()).map(slot_of)
+        indices.into_iter().filter_map(move |index| args.get(index)).map(slot_of)
     }
 
     /// Returns the keys at fixed positions: for most commands these are all keys.

@@ -444,7 +444,8 @@ impl<R: Runner> Spec<R> {
         let mut range: Option<KeyRange> = None;
         let mut misses = false;
         for spec in self.keys {
-            let (Begin::Index(first), Find::Range { last, step, .. }) = (spec.begin, spec.find)
+            let (Begin::Index(first), Find::Range { last, step, .. }) =
+                (spec.begin, spec.find.shown())
             else {
                 misses = true;
                 continue;

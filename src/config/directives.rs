@@ -302,13 +302,13 @@ pub(super) static TABLE: &[Directive] = &[
 
     // TLS.
     d("tls-port", Integer(PORT), "0", "TCP port for TLS; 0: none"),
-    d("tls-cluster", YesNo, "no", "TLS on the cluster bus").inert(CLUSTER),
+    d("tls-cluster", YesNo, "no", "MIGRATE secures its connections by TLS"),
     d("tls-replication", YesNo, "no", "secure the connection to the primary by TLS; it takes effect when the link connects"),
     d("tls-auth-clients", OneOf(&["no", "yes", "optional"]), "yes", "whether a client of tls-port needs a certificate that tls-ca-cert-file or tls-ca-cert-dir vouches for; optional: it may have one"),
     d("tls-cert-file", OptionalText, "", "certificate of the server, with those between it and its authority; PEM"),
     d("tls-key-file", OptionalText, "", "private key of the certificate; PEM, not encrypted"),
     d("tls-key-file-pass", OptionalText, "", "password of the key: none, as keys must not be encrypted").sensitive().check(check::no_key_password).inert(check::NO_KEY_PASSWORD),
-    d("tls-client-cert-file", OptionalText, "", "certificate that the primary is shown; without it, tls-cert-file"),
+    d("tls-client-cert-file", OptionalText, "", "certificate that the primary and the target of MIGRATE are shown; without it, tls-cert-file"),
     d("tls-client-key-file", OptionalText, "", "private key of tls-client-cert-file"),
     d("tls-client-key-file-pass", OptionalText, "", "password of that key: none, as keys must not be encrypted").sensitive().check(check::no_key_password).inert(check::NO_KEY_PASSWORD),
     d("tls-dh-params-file", OptionalText, "", "Diffie-Hellman parameters").inert("keys are exchanged on elliptic curves only"),

@@ -429,6 +429,8 @@ settings! {
     replica_announce_ip: Option<String> = |v, _| v.optional_text("replica-announce-ip");
     replica_announce_port: u16 = |v, _| v.number("replica-announce-port");
     replica_priority: u32 = |v, _| v.number("replica-priority");
+    /// True if MIGRATE secures its connections.
+    tls_cluster: bool = |v, _| v.flag("tls-cluster");
     /// True if the connection to the primary is secured.
     tls_replication: bool = |v, _| v.flag("tls-replication");
     repl_timeout_seconds: u64 = |v, _| v.number("repl-timeout");

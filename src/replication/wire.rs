@@ -2,16 +2,14 @@
 
 use crate::config::Settings;
 use crate::replica::Primary;
-use crate::tls;
+use crate::tls::{self, PeerStream};
 use bytes::BytesMut;
 use flagstone_wire::resp::{Proto, Reply};
-use rustls::pki_types::ServerName;
 use std::future::Future;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
-use tokio_rustls::TlsConnector;
 
 /// Maximum length of a line of the handshake in bytes.
 const LINE_MAX: usize = 64 << 10;
@@ -23,14 +21,9 @@ pub(super) const READ: usize = 64 << 10;
 /// Bytes of an empty buffer that is kept; a large command leaves no larger one behind.
 const KEPT: usize = 1 << 20;
 
-/// A stream of bytes in both directions.
-trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
-
 /// The connection.
 pub(super) struct PrimaryWire {
-    stream: Box<dyn Duplex>,
+    stream: Box<dyn PeerStream>,
     /// Bytes that are read and not used yet.
     pub(super) buf: BytesMut,
     /// Time without a byte after which the primary is taken for dead.
@@ -50,12 +43,8 @@ impl PrimaryWire {
         let stream = in_time(limit, TcpStream::connect(address)).await?;
         let stream = stream.map_err(|error| format!("no connection: {error}"))?;
         let _ = stream.set_nodelay(true);
-        let stream: Box<dyn Duplex> = if settings.tls_replication {
-            let config = tls::for_primary(&settings.tls).map_err(|error| error.to_string())?;
-            let name = ServerName::try_from(primary.host.clone());
-            let name = name.map_err(|_| format!("'{}' is no name of a server", primary.host))?;
-            let secured = in_time(limit, TlsConnector::from(config).connect(name, stream)).await?;
-            Box::new(secured.map_err(|error| format!("no TLS: {error}"))?)
+        let stream = if settings.tls_replication {
+            in_time(limit, tls::secure(stream, &primary.host, &settings.tls)).await??
         } else {
             Box::new(stream)
         };

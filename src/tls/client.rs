@@ -71,8 +71,8 @@ fn authorities(options: &TlsClientOptions) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Returns the client's side of TLS for the connection to a primary. As in the reference, one of the
-/// authorities has to vouch for the primary's certificate, whatever names are in it.
+/// Returns the client's side of TLS for connections to a primary, and to the target of MIGRATE. As in the reference, one of the
+/// authorities has to vouch for the other server's certificate, whatever names are in it.
 ///
 /// # Errors
 /// A file cannot be read or used, or an option names nothing that is supported.

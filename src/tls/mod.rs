@@ -4,9 +4,11 @@
 mod ciphers;
 mod client;
 mod files;
+mod peer;
 mod sessions;
 
 pub use client::{TlsClientOptions, client, for_primary};
+pub use peer::{PeerStream, secure};
 
 use crate::config::{HttpTls, Settings, TlsClientAuth, TlsSettings};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};

@@ -174,6 +174,33 @@ fn a_user_may_do_what_its_rules_allow_and_the_rest_is_logged() {
 }
 
 #[test]
+fn the_keys_of_migrate_are_those_that_it_sends() {
+    let server = Server::start(&TWO);
+    let mut admin = Asker::new(&server);
+    admin.get("ACL SETUSER ann on +@all %R~read* %W~write* %RW~rw*", "OK");
+    for (words, denied) in [
+        (&["rw"][..], None),
+        (&["read"], Some("read")),
+        (&["write"], Some("write")),
+        (&["", "KEYS", "rw"], None),
+        (&["", "KEYS", "rw", "read"], Some("read")),
+        (&["", "AUTH", "KEYS", "KEYS", "rw"], None),
+        (&["", "AUTH", "KEYS", "KEYS", "write"], Some("write")),
+        (&["", "AUTH2", "KEYS", "123", "KEYS", "rw"], None),
+        (&["", "AUTH2", "USER", "KEYS", "KEYS", "read"], Some("read")),
+        (&["", "COPY", "REPLACE", "KEYS", "rw", "rw2"], None),
+    ] {
+        let mut all = vec!["ACL", "DRYRUN", "ann", "MIGRATE", "host", "1", words[0], "0", "500"];
+        all.extend(&words[1..]);
+        let expected = match denied {
+            None => "OK".to_owned(),
+            Some(key) => format!("User ann has no permissions to access the '{key}' key"),
+        };
+        assert_eq!(admin.ask(&all), expected, "{words:?}");
+    }
+}
+
+#[test]
 fn a_transaction_is_checked_when_it_is_queued_and_when_it_runs() {
     let server = Server::start(&TWO);
     let mut admin = Asker::new(&server);

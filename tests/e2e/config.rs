@@ -148,6 +148,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("tls-session-caching", "tls::sessions_are_resumed_as_the_settings_say"),
     ("tls-session-cache-size", "the unit tests of the cache of sessions show it"),
     ("tls-session-cache-timeout", "the unit tests of the cache of sessions show it"),
+    ("tls-cluster", "migrate::keys_go_over_tls"),
     ("tls-replication", "is read for each connection to a primary"),
     ("tls-client-cert-file", "is read for each connection to a primary"),
     ("tls-client-key-file", "is read for each connection to a primary"),

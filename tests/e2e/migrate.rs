@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::blind::{number, run};
+use super::certificates::Files;
 use redis::{Connection, Value};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -45,6 +46,46 @@ fn keys_of_every_type_arrive_and_go() {
     assert!((990..=1000).contains(&number(&mut there, &["TTL", "s"])));
     let none = run(&mut here, &words(&migrate(to.port(), "s", &[])));
     assert_eq!(none, Value::SimpleString("NOKEY".into()));
+}
+
+#[test]
+fn keys_go_over_tls() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let files = Files::in_dir(dir.path());
+    let file = |name: &str| files.path(name);
+    let (ca, cert, key) = (file("ca.crt"), file("server.crt"), file("server.key"));
+    let (own_cert, own_key) = (file("client.crt"), file("client.key"));
+    let secure = super::free_port().to_string();
+    let to = Server::start(
+        &[
+            &["--tls-port", &secure, "--tls-cert-file", &cert][..],
+            &["--tls-key-file", &key, "--tls-ca-cert-file", &ca],
+        ]
+        .concat(),
+    );
+    let from = Server::start(&["--tls-ca-cert-file", &ca, "--workers", "2"]);
+    let (mut here, mut there) = (from.client(), to.client());
+    for n in 0..20 {
+        run(&mut here, &["SET", &format!("k{n}"), "v"]);
+    }
+    let names: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
+    let mut more = vec!["KEYS"];
+    more.extend(names.iter().map(String::as_str));
+    let secure: u16 = secure.parse().expect("a port");
+    let (plainly, securely) = (migrate(to.port(), "", &more), migrate(secure, "", &more));
+    // The server knows no TLS there, and asks for a certificate here.
+    run(&mut here, &["CONFIG", "SET", "tls-cluster", "yes"]);
+    assert!(error(&mut here, &words(&plainly)).contains("IOERR"));
+    assert!(error(&mut here, &words(&securely)).contains("IOERR"));
+    let certificate = ["tls-client-cert-file", &own_cert, "tls-client-key-file", &own_key];
+    run(&mut here, &[&["CONFIG", "SET"], &certificate[..]].concat());
+    assert_eq!(number(&mut here, &["DBSIZE"]), 20);
+    assert_eq!(run(&mut here, &words(&securely)), Value::Okay);
+    assert_eq!((number(&mut here, &["DBSIZE"]), number(&mut there, &["DBSIZE"])), (0, 20));
+    run(&mut here, &["CONFIG", "SET", "tls-cluster", "no"]);
+    run(&mut here, &["SET", "k", "v"]);
+    assert!(error(&mut here, &words(&migrate(secure, "k", &[]))).contains("IOERR"));
+    assert_eq!(run(&mut here, &words(&migrate(to.port(), "k", &[]))), Value::Okay);
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn describe_keys(out: &mut Reply, keys: &KeySpec) {
         Begin::Unknown => typed(out, "unknown", 0),
     }
     out.bulk_str("find_keys");
-    match keys.find {
+    match keys.find.shown() {
         Find::Range { last, step, limit } => {
             typed(out, "range", 3);
             number(out, "lastkey", last.into());
@@ -117,7 +117,7 @@ fn describe_keys(out: &mut Reply, keys: &KeySpec) {
             number(out, "firstkey", first as i64);
             number(out, "keystep", step as i64);
         }
-        Find::Options(_) | Find::Unknown => typed(out, "unknown", 0),
+        Find::Options(_) | Find::ShownAs(..) | Find::Unknown => typed(out, "unknown", 0),
     }
 }
 

@@ -5,7 +5,9 @@
 //! connection breaks before, both servers may have it, but never none.
 
 use crate::command::RoundError;
+use crate::config::Settings;
 use crate::routing::{Call, CallStop, Waiting};
+use crate::tls::{self, PeerStream};
 use crate::worker::{DepartingKey, DepartingKeys};
 use flagstone_commands::{ErrorText, arg, error, int_arg, is_word};
 use flagstone_wire::resp::{Args, Proto, Reply};
@@ -24,6 +26,43 @@ const TARGET_LINE: u64 = 1024;
 
 const GONE: &str = "ERR a worker is gone";
 
+/// Index of the key that MIGRATE sends if no keys are listed.
+const KEY: usize = 3;
+
+/// Index of the first option.
+const OPTIONS: usize = 6;
+
+/// Returns the index of the word KEYS among the options.
+fn keys_word(args: Args<'_>) -> Option<usize> {
+    let mut at = OPTIONS;
+    loop {
+        let word = args.get(at)?;
+        if is_word(word, "keys") {
+            return Some(at);
+        }
+        at += match word {
+            _ if is_word(word, "auth") => 2,
+            _ if is_word(word, "auth2") => 3,
+            _ => 1,
+        };
+    }
+}
+
+/// Appends the index of the key, unless keys are listed in its place.
+pub(super) fn add_single_key(args: Args<'_>, out: &mut Vec<usize>) {
+    let Some(key) = args.get(KEY) else { return };
+    if !key.is_empty() || keys_word(args).is_none() {
+        out.push(KEY);
+    }
+}
+
+/// Appends the indices of the listed keys.
+pub(super) fn add_listed_keys(args: Args<'_>, out: &mut Vec<usize>) {
+    if let Some(word) = keys_word(args) {
+        out.extend(word + 1..args.len());
+    }
+}
+
 /// A request to send keys.
 struct Migration<'a> {
     host: &'a [u8],
@@ -39,7 +78,7 @@ struct Migration<'a> {
 
 impl<'a> Migration<'a> {
     fn parse(args: Args<'a>) -> Result<Self, ErrorText> {
-        let key = arg(args, 3)?;
+        let key = arg(args, KEY)?;
         let mut this = Self {
             host: arg(args, 1)?,
             port: 0,
@@ -50,7 +89,7 @@ impl<'a> Migration<'a> {
             login: Vec::new(),
             keys: vec![key],
         };
-        let mut at = 6;
+        let mut at = OPTIONS;
         while let Some(word) = args.get(at) {
             let left = args.len() - 1 - at;
             if is_word(word, "copy") {
@@ -143,16 +182,26 @@ impl From<Broken> for ErrorText {
 
 /// The connection to the other server.
 struct MigrationTarget {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Box<dyn PeerStream>>,
     limit: Duration,
 }
 
 impl MigrationTarget {
-    async fn connect(migration: &Migration<'_>) -> Result<Self, Broken> {
+    async fn connect(migration: &Migration<'_>, settings: &Settings) -> Result<Self, Broken> {
         let host = String::from_utf8_lossy(migration.host).into_owned();
-        let connecting = TcpStream::connect((host, migration.port));
+        let connecting = async {
+            let stream = TcpStream::connect((host.as_str(), migration.port)).await;
+            let stream = stream.map_err(|_| Broken::Connecting)?;
+            if !settings.tls_cluster {
+                return Ok(Box::new(stream) as Box<dyn PeerStream>);
+            }
+            tls::secure(stream, &host, &settings.tls).await.map_err(|reason| {
+                tracing::warn!(target_server = %host, reason, "MIGRATE has no connection");
+                Broken::Connecting
+            })
+        };
         let stream = timeout(migration.limit, connecting).await;
-        let stream = stream.map_err(|_| Broken::Connecting)?.map_err(|_| Broken::Connecting)?;
+        let stream = stream.map_err(|_| Broken::Connecting)??;
         let mut this = Self { stream: BufReader::new(stream), limit: migration.limit };
         let (greeting, replies) = migration.greeting();
         this.send(&greeting).await?;
@@ -163,7 +212,11 @@ impl MigrationTarget {
     }
 
     async fn send(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let sent = timeout(self.limit, self.stream.write_all(bytes)).await;
+        let sending = async {
+            self.stream.write_all(bytes).await?;
+            self.stream.flush().await
+        };
+        let sent = timeout(self.limit, sending).await;
         sent.map_err(|_| Broken::Writing)?.map_err(|_| Broken::Writing)
     }
 
@@ -254,11 +307,12 @@ async fn turn(
         if departure.keys.is_empty() {
             return Ok(());
         }
+        let settings = cx.worker.settings();
         if target.is_none() {
-            *target = Some(MigrationTarget::connect(migration).await?);
+            *target = Some(MigrationTarget::connect(migration, &settings).await?);
         }
         let Some(target) = target.as_mut() else { return Ok(()) };
-        let in_cluster = cx.worker.settings().cluster_enabled;
+        let in_cluster = settings.cluster_enabled;
         target.take(migration, in_cluster, &departure.keys, &mut gone, refused).await
     };
     let sent = sent.await;

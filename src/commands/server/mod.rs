@@ -131,11 +131,21 @@ pub const COMMANDS: &[Spec] = &[
         arity: -6,
         flags: flag!(WRITE | MOVABLE_KEYS),
         keys: &[
-            KeySpec::one(3, key!(RW | ACCESS | DELETE)),
+            KeySpec {
+                flags: key!(RW | ACCESS | DELETE),
+                begin: Begin::Index(3),
+                find: Find::ShownAs(
+                    &Find::Range { last: 0, step: 1, limit: 0 },
+                    migrate::add_single_key,
+                ),
+            },
             KeySpec {
                 flags: key!(RW | ACCESS | DELETE | INCOMPLETE),
                 begin: Begin::Keyword("KEYS", -2),
-                find: Find::Range { last: -1, step: 1, limit: 0 },
+                find: Find::ShownAs(
+                    &Find::Range { last: -1, step: 1, limit: 0 },
+                    migrate::add_listed_keys,
+                ),
             },
         ],
         acl: acl!(KEYSPACE | DANGEROUS),
