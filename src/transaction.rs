@@ -32,6 +32,8 @@ pub struct Transaction {
     commands: Vec<&'static Command>,
     /// Union of the commands' flags.
     flags: CommandFlags,
+    /// Flags that all commands have.
+    common: CommandFlags,
     /// True if a command was refused, so that EXEC fails.
     broken: bool,
     /// Database of the next command.
@@ -56,6 +58,7 @@ impl Transaction {
             args: OwnedArgs::default(),
             commands: Vec::new(),
             flags: CommandFlags::empty(),
+            common: CommandFlags::all(),
             broken: false,
             db,
             taken: Taken::default(),
@@ -92,6 +95,7 @@ impl Transaction {
         self.commands.push(command);
         self.taken.set(self.bytes());
         self.flags |= flags;
+        self.common &= flags;
         self.db = selected.unwrap_or(self.db);
     }
 
@@ -100,9 +104,10 @@ impl Transaction {
         self.args.memory() + self.commands.len() * size_of::<&Command>()
     }
 
-    /// Returns the union of the commands' flags.
-    pub fn flags(&self) -> CommandFlags {
-        self.flags
+    /// Returns the flags of EXEC, whose own are `exec`, with this queue: those of the commands, too;
+    /// it may run on stale data, or while data is loaded, only if all of them may.
+    pub fn flags(&self, exec: CommandFlags) -> CommandFlags {
+        (exec | self.flags).difference(flag!(STALE | LOADING).difference(self.common))
     }
 
     /// Records that a command was refused.

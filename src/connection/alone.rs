@@ -120,7 +120,7 @@ impl Connection {
             }
             NextStep::Run(manner) => {
                 self.note_command(command, args, left);
-                self.run_admitted(command, manner, args, settings, out).await
+                self.run_admitted(command, manner, args, out).await
             }
         }
     }
@@ -131,7 +131,6 @@ impl Connection {
         command: &'static Command,
         manner: Manner,
         args: Args<'_>,
-        settings: &Settings,
         out: &mut Reply,
     ) -> std::io::Result<Settled> {
         let mark = out.len();
@@ -180,7 +179,9 @@ impl Connection {
             self.show(command, args);
         }
         self.worker.start_watch_at(began);
-        self.ran(command, args, out.len().saturating_sub(mark), settings);
+        // The command may have changed them.
+        let settings = self.worker.settings();
+        self.ran(command, args, out.len().saturating_sub(mark), &settings);
         Ok(self.settle(command, outcome, out, mark))
     }
 

@@ -5,6 +5,7 @@
 
 use super::Connection;
 use super::wire::Wire;
+use crate::blocking::{DEMOTED, UNBLOCKED};
 use crate::clients::{Cancel, Ended};
 use crate::command::{Answer, Command};
 use crate::routing::run_or_wait;
@@ -41,6 +42,15 @@ impl Connection {
             self.worker.start_watch();
             let settings = self.worker.settings();
             self.ran(command, args, 0, &settings);
+        }
+        let error = match ended {
+            Ended::Cancelled(Cancel::Unblocked) => Some(UNBLOCKED),
+            Ended::Cancelled(Cancel::Demoted) => Some(DEMOTED),
+            _ => None,
+        };
+        if let Some(text) = error {
+            // As in the reference, which counts them as refused.
+            self.worker.stats().refused(Some(command), text);
         }
         Ok(waiting.answer(ended))
     }

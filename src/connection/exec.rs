@@ -151,6 +151,8 @@ impl Connection {
         out: &mut Reply,
     ) -> Result<bool> {
         let settings = self.worker.settings();
+        let node = self.worker.node.clone();
+        let _hold = node.pauses.hold_evictions();
         out.array(transaction.commands().len());
         let mut close = false;
         self.session.in_exec = true;
@@ -159,15 +161,15 @@ impl Connection {
                 out.append(parts.next().unwrap_or_default());
             } else {
                 let (command, args) = (queued.command, queued.args);
-                let node = &self.worker.node;
-                if let Err(text) = gate::admit_queued(&self.session, node, command, args, &settings)
+                if let Err(text) =
+                    gate::admit_queued(&self.session, &node, command, args, &settings)
                 {
                     self.worker.stats().error(&text);
                     out.error(text);
                     continue;
                 }
                 let manner = Manner::of(command, args);
-                let ended = self.run_admitted(command, manner, args, &settings, out).await?;
+                let ended = self.run_admitted(command, manner, args, out).await?;
                 close |= ended.close;
             }
         }

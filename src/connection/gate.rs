@@ -254,8 +254,8 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
 /// Returns a command's flags; EXEC has those of the queued commands, too.
 fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> CommandFlags {
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC)));
-    routing::flags(command, node, args)
-        | queued.map_or(CommandFlags::empty(), |transaction| transaction.flags())
+    let own = routing::flags(command, node, args);
+    queued.map_or(own, |transaction| transaction.flags(own))
 }
 
 /// Returns true if the client is slowed after the command while the engines fall behind. Those that

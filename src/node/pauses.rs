@@ -1,7 +1,7 @@
 //! CLIENT PAUSE: the pause of a node, which delays commands and stops active expiry.
 
 use flagstone_storage::clock::Clock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -22,6 +22,17 @@ pub struct Pauses {
     paused: AtomicBool,
     pause: Mutex<ClientPause>,
     unpaused: Notify,
+    /// Number of transactions whose commands on the server run: a pause may be among them.
+    transactions: AtomicUsize,
+}
+
+/// Keeps keys from being evicted until it is dropped.
+pub struct EvictionHold<'a>(&'a Pauses);
+
+impl Drop for EvictionHold<'_> {
+    fn drop(&mut self) {
+        self.0.transactions.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pauses {
@@ -32,7 +43,19 @@ impl Pauses {
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
+            transactions: AtomicUsize::new(0),
         }
+    }
+
+    /// Keeps keys from being evicted between the commands of a transaction, as a pause does.
+    pub fn hold_evictions(&self) -> EvictionHold<'_> {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+        EvictionHold(self)
+    }
+
+    /// Returns true if no key is to be evicted now.
+    pub fn forbids_evictions(&self) -> bool {
+        self.transactions.load(Ordering::Relaxed) > 0 || self.now().is_some()
     }
 
     /// Returns the pause that is in force, if any.

@@ -17,6 +17,12 @@ pub(crate) const MAX_ERRORS: usize = 128;
 /// Code under which further codes are counted.
 pub(crate) const OTHER_ERRORS: &str = "ERRORSTATS_OVERFLOW";
 
+/// Codes of errors of the server, which are counted beyond that number, too: only scripts make up
+/// others.
+const OWN_CODES: &str = "BUSY BUSYGROUP BUSYKEY CROSSSLOT ERR EXECABORT INVALIDOBJ IOERR LOADING \
+                         MASTERDOWN MISCONF NOAUTH NOGROUP NOPERM NOPROTO NOREPLICAS NOSCRIPT \
+                         NOTBUSY OOM READONLY UNBLOCKED UNKILLABLE WRONGPASS WRONGTYPE";
+
 /// Maximum length of an error code in bytes.
 const MAX_CODE: usize = 30;
 
@@ -313,7 +319,8 @@ impl WorkerStats {
         if let Some(count) = errors.get_mut(code) {
             *count += n;
         } else {
-            let code = if errors.len() < MAX_ERRORS { code } else { OTHER_ERRORS };
+            let is_kept = errors.len() < MAX_ERRORS || OWN_CODES.split(' ').any(|own| own == code);
+            let code = if is_kept { code } else { OTHER_ERRORS };
             *errors.entry(code.to_owned()).or_default() += n;
         }
     }

@@ -139,7 +139,7 @@ fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
         );
     }
     let Some(command) = registry::resolve(words.args()) else {
-        return raise(lua, "ERR Invalid command passed to redis.acl_check_cmd()");
+        return raise(lua, "ERR Invalid command passed to server.acl_check_cmd()");
     };
     let may_run = current(|run| run.unit.check(command, words.args()).is_ok());
     one(Value::Boolean(may_run.unwrap_or(true)))

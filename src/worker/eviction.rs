@@ -152,7 +152,8 @@ impl Worker {
                 let units = self.node.health.data_set.to_free(self.id);
                 // A replica has the keys of its primary.
                 let is_replica = self.node.health.replica.is_following();
-                if units == 0 || is_replica || self.node.pauses.now().is_some() {
+                // Looking at the size of the data set periodically begins anew.
+                if units == 0 || is_replica || self.node.pauses.forbids_evictions() {
                     break;
                 }
                 if !self.needs_index(rule) && self.evict_sampled(rule, units, &settings) > 0 {

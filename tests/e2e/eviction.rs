@@ -278,3 +278,26 @@ fn transactions_and_scripts_of_any_size_end_within_the_limit() {
     sinks_to(&mut client, 3 << 20, "scripts");
     assert!(number(&mut client, &["DBSIZE"]) > 1000);
 }
+
+#[test]
+fn a_transaction_that_ends_in_a_pause_evicts_nothing_before_it() {
+    for workers in ["1", "2"] {
+        let server = Server::start(&["--workers", workers, "--shards", "2"]);
+        let mut client = server.client();
+        for n in 0..20 {
+            run(&mut client, &["MULTI"]);
+            run(&mut client, &["SET", "k", "v"]);
+            run(&mut client, &["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+            run(&mut client, &["CONFIG", "SET", "maxmemory", "1"]);
+            run(&mut client, &["CLIENT", "PAUSE", "60000", "WRITE"]);
+            run(&mut client, &["EXEC"]);
+            assert_eq!(number(&mut client, &["EXISTS", "k"]), 1, "{workers}, {n}");
+            run(&mut client, &["CLIENT", "UNPAUSE"]);
+            let begun = Instant::now();
+            while number(&mut client, &["EXISTS", "k"]) == 1 {
+                assert!(begun.elapsed() < PATIENCE, "nothing is evicted after the pause");
+            }
+            set(&mut client, "maxmemory", "0");
+        }
+    }
+}

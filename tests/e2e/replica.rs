@@ -378,6 +378,15 @@ fn a_link_is_tried_again_and_says_why_it_is_down() {
     within(10, || server.log().contains("password"));
     assert!(info(&mut client).contains("master_link_status:down"));
     assert!(text(&mut client, &["GET", "a"]).contains("MASTERDOWN"));
+    // A transaction may run on stale data only if all of its commands may.
+    for (queued, refused) in [("PING", true), ("MULTI", false)] {
+        let mut fresh = server.client();
+        assert_eq!(text(&mut fresh, &["MULTI"]), "ok");
+        let said = text(&mut fresh, &[queued]);
+        assert_eq!(said.contains("MASTERDOWN"), refused, "{said}");
+        let said = text(&mut fresh, &["EXEC"]);
+        assert!(said.contains("EXECABORT"), "{said}");
+    }
     let _: () = redis::cmd("CONFIG")
         .arg(&["SET", "masterauth", "secret"])
         .query(&mut client)

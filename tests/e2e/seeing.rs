@@ -283,3 +283,50 @@ fn the_sections_of_our_own_are_true() {
         );
     }
 }
+
+#[test]
+fn a_command_is_logged_by_the_settings_that_it_leaves() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        ask(&mut client, "CONFIG SET slowlog-log-slower-than 0");
+        ask(&mut client, "SLOWLOG RESET");
+        ask(&mut client, "CONFIG SET slowlog-log-slower-than 0");
+        ask(&mut client, "CONFIG SET slowlog-log-slower-than -1");
+        let logged: Vec<String> = entries(&mut client, "slow").into_iter().map(|e| e.1).collect();
+        assert_eq!(logged, ["CONFIG SET slowlog-log-slower-than 0", "SLOWLOG RESET"], "{workers}");
+    }
+}
+
+#[test]
+fn errors_of_the_server_are_counted_beside_those_that_scripts_make_up() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        ask(&mut client, "CONFIG RESETSTAT");
+        for n in 0..200 {
+            let mut command = redis::cmd("EVAL");
+            command
+                .arg("return redis.error_reply(ARGV[1] .. ' made up')")
+                .arg(0)
+                .arg(format!("E{n}"));
+            assert!(command.query::<Value>(&mut client).is_err());
+        }
+        assert_eq!(field(&mut client, "errorstats", "errorstat_ERRORSTATS_OVERFLOW"), "count=72");
+        ask(&mut client, "SET a b c d");
+        assert_eq!(field(&mut client, "errorstats", "errorstat_ERR"), "count=1");
+
+        ask(&mut client, "CONFIG RESETSTAT");
+        let mut waiter = server.client();
+        let id = text(&mut waiter, "CLIENT ID").trim_matches(|c: char| !c.is_numeric()).to_owned();
+        let waiting = std::thread::spawn(move || text(&mut waiter, "BLPOP nothing 0"));
+        let begun = Instant::now();
+        while ask(&mut client, &format!("CLIENT UNBLOCK {id} ERROR")) != Value::Int(1) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "BLPOP does not wait");
+        }
+        assert!(waiting.join().expect("a reply").contains("UNBLOCKED"));
+        assert_eq!(field(&mut client, "errorstats", "errorstat_UNBLOCKED"), "count=1");
+        let calls = field(&mut client, "commandstats", "cmdstat_blpop");
+        assert!(calls.ends_with("rejected_calls=1,failed_calls=0"), "{calls}");
+    }
+}
