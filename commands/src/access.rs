@@ -1,7 +1,7 @@
 //! The access of a command to keys and channels, as COMMAND GETKEYSANDFLAGS shows it and as access
 //! control asks for it.
 
-use crate::{KeyAccess, KeyFlags, KeySpec, Runner, Spec, key};
+use crate::{Find, KeyAccess, KeyFlags, KeySpec, Runner, Spec, key};
 use flagstone_wire::resp::Args;
 
 impl<R: Runner> Spec<R> {
@@ -9,7 +9,13 @@ impl<R: Runner> Spec<R> {
     /// key specs.
     pub fn key_accesses(&self, args: Args<'_>) -> Option<Vec<KeyAccess>> {
         let mut found = Vec::new();
-        self.key_specs().try_for_each(|keys| self.add_accesses(keys, args, &mut found))?;
+        self.key_specs().try_for_each(|keys| {
+            let before = found.len();
+            self.add_accesses(keys, args, &mut found)?;
+            // A command whose keys are counted has none of its other keys without them.
+            let is_counted = matches!(keys.find, Find::KeyNum { .. });
+            (!is_counted || found.len() > before).then_some(())
+        })?;
         Some(found)
     }
 

@@ -50,15 +50,16 @@ fn keys_word(args: Args<'_>) -> Option<usize> {
 
 /// Appends the index of the key, unless keys are listed in its place.
 pub(super) fn add_single_key(args: Args<'_>, out: &mut Vec<usize>) {
-    let Some(key) = args.get(KEY) else { return };
-    if !key.is_empty() || keys_word(args).is_none() {
+    if args.len() > KEY && keys_word(args).is_none() {
         out.push(KEY);
     }
 }
 
-/// Appends the indices of the listed keys.
+/// Appends the indices of the listed keys. Beside a key, which is an error, they are none.
 pub(super) fn add_listed_keys(args: Args<'_>, out: &mut Vec<usize>) {
-    if let Some(word) = keys_word(args) {
+    if let Some(word) = keys_word(args)
+        && args.get(KEY).is_some_and(<[u8]>::is_empty)
+    {
         out.extend(word + 1..args.len());
     }
 }
