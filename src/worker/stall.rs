@@ -95,6 +95,13 @@ impl EngineWatch {
     }
 }
 
+/// Returns the reason of the engine as operators read it: the name of a file says nothing about a
+/// full disk.
+fn in_short(why: String) -> String {
+    let is_full = why.contains(&format!("(os error {})", libc::ENOSPC));
+    if is_full { "No space left on device".to_owned() } else { why }
+}
+
 impl Worker {
     /// Checks the shards' engines, and logs changes of their state.
     pub(super) fn watch_shards(&self) {
@@ -113,7 +120,7 @@ impl Worker {
                     why: format!("the record {lsn} of the journal cannot be understood"),
                     is_broken: true,
                 }),
-                None => why.map(|why| Stall { why, is_broken: false }),
+                None => why.map(|why| Stall { why: in_short(why), is_broken: false }),
             };
             if stall.is_some() != job.watched.stall.is_some() {
                 match &stall {
@@ -199,6 +206,13 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_without_the_name_of_a_file() {
+        let full = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        assert_eq!(in_short(format!("writing db/1.sst: {full}")), "No space left on device");
+        assert_eq!(in_short("writing db/1.sst: gone".to_owned()), "writing db/1.sst: gone");
+    }
 
     #[test]
     fn errors_of_reading_are_told_once_a_minute_and_not_too_many() {

@@ -172,7 +172,8 @@ function bar(name, used, total, { note, may_be_full } = {}) {
 function showState(now) {
   const accepted = status.reasons.length === 0;
   $("state").className = "state " + (accepted ? "good" : "bad");
-  text("state-line", accepted ? "Writes are accepted" : "Not all writes are accepted: " + status.reasons.join("; "));
+  text("state-line", accepted ? "Writes are accepted" : "Not all writes are accepted");
+  $("state-reasons").replaceChildren(...status.reasons.map((reason) => make("li", reason)));
   const free = now.sum("disk_free_bytes");
   const facts = [];
   if (now.has("disk_free_bytes")) {
