@@ -189,6 +189,8 @@ fn the_keys_of_migrate_are_those_that_it_sends() {
         (&["", "AUTH2", "KEYS", "123", "KEYS", "rw"], None),
         (&["", "AUTH2", "USER", "KEYS", "KEYS", "read"], Some("read")),
         (&["", "COPY", "REPLACE", "KEYS", "rw", "rw2"], None),
+        (&["", "COPY", "KEYS"], Some("")),
+        (&["read", "KEYS", "write"], None),
     ] {
         let mut all = vec!["ACL", "DRYRUN", "ann", "MIGRATE", "host", "1", words[0], "0", "500"];
         all.extend(&words[1..]);

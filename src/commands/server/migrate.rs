@@ -32,13 +32,13 @@ const KEY: usize = 3;
 /// Index of the first option.
 const OPTIONS: usize = 6;
 
-/// Returns the index of the word KEYS among the options.
+/// Returns the index of the word KEYS among the options, if keys follow.
 fn keys_word(args: Args<'_>) -> Option<usize> {
     let mut at = OPTIONS;
     loop {
         let word = args.get(at)?;
         if is_word(word, "keys") {
-            return Some(at);
+            return (at + 1 < args.len()).then_some(at);
         }
         at += match word {
             _ if is_word(word, "auth") => 2,
