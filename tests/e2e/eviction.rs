@@ -3,6 +3,7 @@
 use super::Server;
 use super::blind::{info, number, run};
 use super::checkpoints::done;
+use super::replica::{EMPTY, Primary, follow};
 use redis::Connection;
 use std::time::{Duration, Instant};
 
@@ -300,4 +301,28 @@ fn a_transaction_that_ends_in_a_pause_evicts_nothing_before_it() {
             set(&mut client, "maxmemory", "0");
         }
     }
+}
+
+#[test]
+fn a_replica_keeps_the_keys_of_its_primary_until_it_is_promoted() {
+    let primary = Primary::serve(EMPTY);
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    set(&mut client, "maxmemory-policy", "allkeys-random");
+    set(&mut client, "maxmemory", "1mb");
+    follow(&mut client, &primary);
+    let value = "v".repeat(500);
+    let mut commands = vec!["SELECT 0".to_owned()];
+    commands.extend((0..3000).map(|n| format!("SET key:{n} {value}")));
+    let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+    primary.say(&commands);
+    primary.wait();
+    assert!(used(&mut client) > 3 << 19);
+    // Longer than the time after which the size is looked at periodically.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(number(&mut client, &["DBSIZE"]), 3000);
+    assert_eq!(info(&mut client, "evicted_keys"), "0");
+    run(&mut client, &["REPLICAOF", "NO", "ONE"]);
+    sinks_to(&mut client, 1 << 20, "promoted");
+    assert!(number(&mut client, &["DBSIZE"]) < 3000);
 }
