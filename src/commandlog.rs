@@ -136,7 +136,7 @@ impl CommandLogs {
 pub(crate) fn exceeds(
     settings: &Settings,
     command: &Command,
-    args: Args<'_>,
+    args: &Args<'_>,
     cost: CommandCost,
 ) -> SmallVec<[Excess; 1]> {
     let logs = &settings.command_logs;
@@ -145,11 +145,11 @@ pub(crate) fn exceeds(
     if !is_slow && (cost.reply_bytes as u64) < reply && at_most(args) < request {
         return SmallVec::new();
     }
-    found(settings, command, args, cost)
+    found(settings, command, *args, cost)
 }
 
 /// Returns at least the bytes of a request.
-fn at_most(args: Args<'_>) -> u64 {
+fn at_most(args: &Args<'_>) -> u64 {
     (args.bytes() + (args.len() + 1) * FRAMING) as u64
 }
 
@@ -225,7 +225,7 @@ mod tests {
         let owned: flagstone_wire::resp::OwnedArgs = args.iter().copied().collect();
         let command = registry::resolve(owned.args()).unwrap();
         let cost = CommandCost { took: Duration::from_micros(took_us), reply_bytes };
-        let all = exceeds(&settings, command, owned.args(), cost);
+        let all = exceeds(&settings, command, &owned.args(), cost);
         all.into_iter().map(|excess| (excess.kind, excess.value)).collect()
     }
 
@@ -254,6 +254,6 @@ mod tests {
         // The line of the number of arguments, then each with its length.
         let sent = 4 + (4 + 5) + (4 + 2) + (7 + 1002);
         assert_eq!(request_bytes(args.args()), sent);
-        assert!(at_most(args.args()) >= sent);
+        assert!(at_most(&args.args()) >= sent);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It is stored as the arguments with which EXEC runs: its name, the origin of the commands (empty
 //! for a client), the number of watched keys, for each of these the database, the key, and "1" if
-//! it existed; and for each command the number of its arguments, the database, and the arguments.
+//! it existed; and for each command a [`CommandHead`] and the arguments.
 //! So a transaction is routed and run like any other command on keys.
 
 use crate::command::{Command, Route, registry};
@@ -22,8 +22,32 @@ const HEAD: usize = 3;
 /// Number of arguments for each watched key.
 const WATCHED: usize = 3;
 
-/// Number of arguments before those of each command: their number, and the database.
-const COMMAND_HEAD: usize = 2;
+/// Describes a queued command, in one argument before those of the command.
+#[derive(Clone, Copy)]
+struct CommandHead {
+    /// Number of arguments.
+    len: u32,
+    db: u32,
+    /// The command, which the queue need not look up by its name again: [`Command::id`].
+    id: u32,
+}
+
+impl CommandHead {
+    fn encode(self) -> [u8; 12] {
+        let Self { len, db, id } = self;
+        let mut bytes = [0; 12];
+        for (field, value) in bytes.as_chunks_mut().0.iter_mut().zip([len, db, id]) {
+            *field = value.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (&[len, db, id], []) = bytes.as_chunks() else { return None };
+        let [len, db, id] = [len, db, id].map(u32::from_le_bytes);
+        Some(Self { len, db, id })
+    }
+}
 
 /// Queue of a transaction.
 #[derive(Debug)]
@@ -88,9 +112,9 @@ impl Transaction {
         if self.broken {
             return;
         }
-        let mut itoa = itoa::Buffer::new();
-        self.args.push(itoa.format(args.len()).as_bytes());
-        self.args.push(itoa.format(self.db).as_bytes());
+        // A command has at most as many arguments as fit into its limits, far below 2^32.
+        let head = CommandHead { len: args.len() as u32, db: self.db, id: command.id as u32 };
+        self.args.push(&head.encode());
         args.iter().for_each(|arg| self.args.push(arg));
         self.commands.push(command);
         self.taken.set(self.bytes());
@@ -231,15 +255,12 @@ pub fn watched(args: Args<'_>) -> impl Iterator<Item = WatchedKey<'_>> {
 
 /// Returns the commands among the arguments of EXEC.
 pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
-    // Another server knows the names of the declarations.
-    let is_of_client = args.get(1).is_none_or(<[u8]>::is_empty);
-    let resolve = if is_of_client { registry::resolve } else { registry::resolve_declared };
     let mut at = HEAD + number::<usize>(args, HEAD - 1).unwrap_or(0) * WATCHED;
     std::iter::from_fn(move || {
-        let (len, db) = (number(args, at)?, number(args, at + 1)?);
-        let own = args.slice(at + COMMAND_HEAD, len);
-        at += COMMAND_HEAD + len;
-        Some(Queued { command: resolve(own)?, args: own, db })
+        let CommandHead { len, db, id } = CommandHead::decode(args.get(at)?)?;
+        let own = args.slice(at + 1, len as usize);
+        at += 1 + own.len();
+        Some(Queued { command: registry::by_id(id as usize)?, args: own, db })
     })
 }
 

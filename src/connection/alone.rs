@@ -194,6 +194,6 @@ impl Connection {
         settings: &Settings,
     ) {
         let (db, client) = (self.session.db, self.session.client.id);
-        self.worker.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
+        self.worker.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
     }
 }

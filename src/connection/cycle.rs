@@ -219,7 +219,7 @@ impl Cycle {
                 self.ends = command.spec.runs_others();
                 let owned = OwnedCommand::new(command, args, request);
                 let room = self.room.get_or_insert_with(|| Room::new(1)).clone();
-                let parked = worker.park(owned, blocked, Some(room));
+                let parked = worker.park(owned, *blocked, Some(room));
                 self.pieces.push_back(ReplySource::Parked(command, parked));
                 self.parked += 1;
                 self.crowded |= worker.node.is_crowded(worker.id);

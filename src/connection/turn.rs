@@ -12,13 +12,15 @@ const STRANGERS_TURN: usize = 16;
 /// Rest of a turn, from a read on.
 pub(super) struct TurnBudget {
     began: Instant,
+    /// The time at which it is over, so that each command only compares.
+    until: Instant,
     /// Number of commands that are left if the client has yet to authenticate.
     left: usize,
 }
 
 impl TurnBudget {
     pub(super) fn new(began: Instant) -> Self {
-        Self { began, left: STRANGERS_TURN }
+        Self { began, until: began + TURN, left: STRANGERS_TURN }
     }
 
     /// Returns how long it has lasted.
@@ -31,6 +33,6 @@ impl TurnBudget {
         if !authenticated {
             self.left = self.left.saturating_sub(1);
         }
-        self.left == 0 || self.busy(now) > TURN
+        self.left == 0 || now > self.until
     }
 }

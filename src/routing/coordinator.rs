@@ -287,7 +287,7 @@ async fn attempt(
         worker.log_parts(&mut ran.effects, command.request.client);
         let run = FinishedCommand::of(command, ran.out.len());
         worker.start_watch_at(began);
-        worker.ran(run, &settings);
+        worker.ran(&run, &settings);
     }
     commit_and_apply(worker, wanted, held, ran.store).await?;
     // Changes that could not be stored are not announced.

@@ -162,7 +162,7 @@ impl Effects {
             self.error(text);
         }
         LATENCY.note(command.latency_event(), cost.took);
-        for excess in commandlog::exceeds(settings, command, args, cost) {
+        for excess in commandlog::exceeds(settings, command, &args, cost) {
             let parts = &mut self.for_logs[excess.kind as usize];
             if parts.len() >= excess.max {
                 parts.pop_front();

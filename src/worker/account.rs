@@ -47,19 +47,19 @@ impl Worker {
     }
 
     /// Counts a command that has run since the last one ended or the watch was started.
-    pub(crate) fn ran(&self, run: FinishedCommand<'_>, settings: &Settings) {
-        let FinishedCommand { command, args, db, client, reply_bytes } = run;
+    pub(crate) fn ran(&self, run: &FinishedCommand<'_>, settings: &Settings) {
+        let &FinishedCommand { command, ref args, db, client, reply_bytes } = run;
         let now = Instant::now();
         let took = now - self.watch.replace(now);
         self.stats().ran(command, took.as_nanos() as u64, settings.latency_tracking);
         LATENCY.note(command.latency_event(), took);
         if self.hot_keys.is_due() {
-            self.hot_keys.see(command.keys(args, db).into_iter());
+            self.hot_keys.see(command.keys(*args, db).into_iter());
         }
         let exceeded =
             commandlog::exceeds(settings, command, args, CommandCost { took, reply_bytes });
         if !exceeded.is_empty() {
-            let kept = commandlog::kept_args(args);
+            let kept = commandlog::kept_args(*args);
             exceeded.iter().for_each(|excess| self.log_command(kept.clone(), client, excess));
         }
     }

@@ -7,7 +7,6 @@ use crate::command::{Command, registry};
 use flagstone_storage::store::Store;
 use flagstone_storage::{KeyHash, Layout};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, ProtocolError};
-use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Maximum number of commands that are parsed ahead.
@@ -57,26 +56,40 @@ pub(crate) enum Stopped {
     Failed(ProtocolError),
 }
 
-/// The command that was named last: most commands name it again.
+/// Number of names that are remembered.
+const NAMES: usize = 16;
+
+/// The commands that were named last: most commands name one of them again. The place of a name
+/// depends on its length and its last letter.
 #[derive(Default)]
-struct LastNamed {
-    /// The name as the client wrote it.
-    name: SmallVec<[u8; 16]>,
-    command: Option<&'static Command>,
+struct LastNamed([Option<(PackedName, &'static Command)>; NAMES]);
+
+/// A name of up to 15 bytes as the client wrote it, behind its length.
+type PackedName = u128;
+
+/// Returns a name in its packed form, if it is short enough, and its place.
+fn pack(name: &[u8]) -> Option<(PackedName, usize)> {
+    if name.len() >= size_of::<PackedName>() {
+        return None;
+    }
+    let pack = |packed, &byte| packed << 8 | PackedName::from(byte);
+    // Of two words of the same length, seldom both end in the same letter.
+    let place = usize::from(*name.last()?) + name.len() * 5;
+    Some((name.iter().fold(name.len() as PackedName, pack), place % NAMES))
 }
 
 impl LastNamed {
     /// Returns the command or subcommand that the arguments name.
     fn resolve(&mut self, args: Args<'_>) -> Option<&'static Command> {
-        let name = args.get(0)?;
-        if self.command.is_some() && *self.name == *name {
-            return self.command;
+        let Some((name, place)) = pack(args.get(0)?) else { return registry::resolve(args) };
+        if let Some((known, command)) = self.0[place]
+            && known == name
+        {
+            return Some(command);
         }
         let command = registry::resolve(args)?;
-        let has_one_word = command.subcommands.is_empty() && command.full_name == command.spec.name;
-        if has_one_word && name.len() <= self.name.inline_size() {
-            self.name = SmallVec::from_slice(name);
-            self.command = Some(command);
+        if command.subcommands.is_empty() && command.full_name == command.spec.name {
+            self.0[place] = Some((name, command));
         }
         Some(command)
     }

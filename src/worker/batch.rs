@@ -331,7 +331,7 @@ impl Worker {
                     seen.push((item.command, 0));
                     let owned = OwnedCommand::new(item.command, args, item.request);
                     let room = (n > 0).then(|| room.get_or_insert_with(|| Room::new(1)).clone());
-                    parked.push((n, self.park(owned, blocked, room)));
+                    parked.push((n, self.park(owned, *blocked, room)));
                 }
             }
             ends.push((out.len(), outcome));

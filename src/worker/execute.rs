@@ -32,6 +32,20 @@ pub enum Blocked {
     Exclusive,
 }
 
+impl Blocked {
+    /// Returns the data that it misses, if that is little.
+    fn few_missed(&mut self) -> Option<&mut Vec<Need>> {
+        match self {
+            Self::Miss(needs) if needs.len() <= NEEDS => Some(needs),
+            _ => None,
+        }
+    }
+}
+
+/// Result of an attempt to run a command. Two registers hold it, so it costs nothing to return: the
+/// reason is on the heap, as it is rare.
+pub(crate) type Attempt<T = Executed> = Result<T, Box<Blocked>>;
+
 /// Request of a command to a coordinator.
 #[derive(Debug, Default)]
 pub struct CoordinatorRequest {
@@ -132,11 +146,7 @@ const UNSETTLED: &str = "ERR the command needs changes undone, which only units 
 impl Worker {
     /// Runs a command of [`Route::Keys`] whose keys are all this worker's. Appends the reply to
     /// `out`.
-    pub(crate) fn execute(
-        self: &Rc<Self>,
-        run: &Invocation<'_>,
-        out: &mut Reply,
-    ) -> Result<Executed, Blocked> {
+    pub(crate) fn execute(self: &Rc<Self>, run: &Invocation<'_>, out: &mut Reply) -> Attempt {
         let &Invocation { command, args, request, .. } = run;
         let locks = self.locks.borrow();
         let is_idle = locks.is_idle();
@@ -145,7 +155,7 @@ impl Worker {
             let blocked = locks.blocks(request.db, std::iter::empty())
                 || keys.iter().any(|(db, key)| locks.is_locked(*db, key));
             if blocked {
-                return Err(Blocked::Locked);
+                return Err(Blocked::Locked.into());
             }
         }
         drop(locks);
@@ -160,31 +170,31 @@ impl Worker {
         run: &Invocation<'_>,
         scope: impl Fn() -> Scope,
         out: &mut Reply,
-    ) -> Result<Executed, Blocked> {
+    ) -> Attempt {
         let mut loads = 0;
-        let done = loop {
-            match self.execute_unlocked(run, scope(), out) {
-                Err(Blocked::Miss(needs)) if loads < LOADS && needs.len() <= NEEDS => {
-                    // The next attempt of a unit may miss other data.
-                    if run.command.spec.runs_others() {
-                        break Err(Blocked::Miss(needs));
-                    }
-                    loads += 1;
-                    if let Err(needs) = self.partition.borrow_mut().load_in_place(needs) {
-                        break Err(Blocked::Miss(needs));
-                    }
+        loop {
+            let mut done = self.execute_unlocked(run, scope(), out);
+            // The next attempt of a unit may miss other data.
+            if let Err(blocked) = &mut done
+                && loads < LOADS
+                && !run.command.spec.runs_others()
+                && let Some(needs) = blocked.few_missed()
+            {
+                loads += 1;
+                match self.partition.borrow_mut().load_in_place(std::mem::take(needs)) {
+                    Ok(()) => continue,
+                    Err(left) => *needs = left,
                 }
-                done => break done,
             }
-        };
-        if loads > 0 {
-            self.evict();
+            if loads > 0 {
+                self.evict();
+            }
+            return done;
         }
-        done
     }
 
     /// Runs a command that may use its keys although they are locked.
-    pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
+    pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Attempt<Ran> {
         let mut out = Reply::new(command.request.proto);
         let settings = self.settings();
         let run = command.invocation(self.node.clock.now_ms(), &settings);
@@ -197,7 +207,7 @@ impl Worker {
         run: &Invocation<'_>,
         scope: Scope,
         out: &mut Reply,
-    ) -> Result<Executed, Blocked> {
+    ) -> Attempt {
         let &Invocation { command, args, request, at, now_ms, settings } = run;
         let handler = match command.spec.run {
             Route::Keys(handler) => handler,
@@ -241,7 +251,7 @@ impl Worker {
                 // Entries that it has met may have expired.
                 partition.store.notes.retry();
                 self.take_notes(partition, changer(command, request.client));
-                return Err(blocked_by(needs, run));
+                return Err(blocked_by(needs, run).into());
             }
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
@@ -254,7 +264,7 @@ impl Worker {
         }
         if empty.is_none() {
             let (client, reply_bytes) = (request.client, out.len().saturating_sub(mark));
-            self.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
+            self.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
         }
         if empty.is_some() {
             // A blocked command changed nothing, so it must not wake waiters.
@@ -266,7 +276,7 @@ impl Worker {
         }
         self.take_notes(partition, changer(command, request.client));
         let ran = Executed { round: seen, outcome: ended };
-        empty.map_or(Ok(ran), |block| Err(Blocked::Empty(block)))
+        empty.map_or(Ok(ran), |block| Err(Blocked::Empty(block).into()))
     }
 }
 
@@ -296,8 +306,7 @@ impl Worker {
         let run = Invocation { command, args, request, at: None, now_ms, settings: &settings };
         let parked = match self.execute(&run, &mut out) {
             Ok(ran) => return self.ran_with(out, ran),
-            Err(Blocked::Empty(block)) => return Ran::blocked(block),
-            Err(blocked) => self.park(OwnedCommand::new(command, args, request), blocked, None),
+            Err(blocked) => self.park(OwnedCommand::new(command, args, request), *blocked, None),
         };
         parked.await.unwrap_or_else(|_| Ran::abandoned())
     }

@@ -1,6 +1,7 @@
 //! The keys that a worker's commands name most often, by samples of the commands.
 //!
-//! Of about 64 commands, one is looked at; its keys go into a summary of bounded size (A. Metwally,
+//! Of about 64 commands, one is looked at, and of more and more as a window goes on: so the costs of
+//! a worker with many commands are bounded. The keys of a command that is looked at go into a summary of bounded size (A. Metwally,
 //! D. Agrawal, A. El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
 //! Streams", 2005): a key that has no place takes that of the least frequent one, with its count.
 //! So a count may be too high by the least count, never too low. Each window of some seconds begins
@@ -9,8 +10,14 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// Commands of which about one is looked at.
+/// Commands of which about one is looked at when a window begins.
 const SAMPLED: u32 = 64;
+
+/// Number of commands that are looked at before half as many are from then on.
+const SAMPLES: u32 = 512;
+
+/// Commands of which about one is looked at always.
+const MOST_SAMPLED: u32 = 1 << 15;
 
 /// Number of keys that a window counts.
 const MAX_COUNTED: usize = 128;
@@ -41,7 +48,10 @@ pub struct HotKey {
 struct CountedKey {
     db: u32,
     key: Box<[u8]>,
+    /// Commands that name it: about, at most.
     count: u64,
+    /// Number of them that were looked at since it has its place.
+    samples: u64,
     /// Part of the count that may be another key's.
     excess: u64,
 }
@@ -51,17 +61,20 @@ struct CountedKey {
 struct KeyCounts(Vec<CountedKey>);
 
 impl KeyCounts {
-    fn add(&mut self, db: u32, key: &[u8]) {
+    /// Counts a key that a command names, which stands for so many commands.
+    fn add(&mut self, db: u32, key: &[u8], commands: u64) {
         if let Some(known) = self.0.iter_mut().find(|known| known.db == db && *known.key == *key) {
-            known.count += 1;
+            known.count += commands;
+            known.samples += 1;
             return;
         }
+        let counted = CountedKey { db, key: key.into(), count: commands, samples: 1, excess: 0 };
         if self.0.len() < MAX_COUNTED {
-            return self.0.push(CountedKey { db, key: key.into(), count: 1, excess: 0 });
+            return self.0.push(counted);
         }
         if let Some(least) = self.0.iter_mut().min_by_key(|known| known.count) {
             let excess = least.count;
-            *least = CountedKey { db, key: key.into(), count: excess + 1, excess };
+            *least = CountedKey { count: excess + commands, excess, ..counted };
         }
     }
 
@@ -69,10 +82,10 @@ impl KeyCounts {
     /// most may be another key's are left out.
     fn end(&mut self, seconds: f64) -> Vec<HotKey> {
         let mut all = std::mem::take(&mut self.0);
-        all.retain(|counted| counted.count > 1 && counted.excess * 2 <= counted.count);
+        all.retain(|counted| counted.samples > 1 && counted.excess * 2 <= counted.count);
         all.sort_by_key(|counted| std::cmp::Reverse(counted.count));
         all.truncate(MAX_HOT);
-        let rate = |count: u64| count as f64 * f64::from(SAMPLED) / seconds;
+        let rate = |count: u64| count as f64 / seconds;
         all.into_iter()
             .map(|CountedKey { db, key, count, .. }| HotKey { db, key, per_second: rate(count) })
             .collect()
@@ -84,6 +97,9 @@ impl KeyCounts {
 pub(crate) struct HotKeys {
     /// Commands until the next one is looked at.
     left: Cell<u32>,
+    /// Commands of which about one is looked at now, and how many were since that is so.
+    every: Cell<u32>,
+    samples: Cell<u32>,
     /// State of the generator of the gaps.
     random: Cell<u32>,
     counts: RefCell<KeyCounts>,
@@ -95,6 +111,8 @@ impl HotKeys {
     pub(super) fn new(now_ms: u64) -> Self {
         Self {
             left: Cell::new(SAMPLED),
+            every: Cell::new(SAMPLED),
+            samples: Cell::new(0),
             random: Cell::new(now_ms as u32 | 1),
             counts: RefCell::default(),
             began_ms: Cell::new(now_ms),
@@ -111,21 +129,27 @@ impl HotKeys {
         if left > 0 {
             return false;
         }
-        // A linear congruential generator (Numerical Recipes).
-        let random = self.random.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        self.random.set(random);
-        // 1 to 127, on average 64.
-        self.left.set((random >> 16) % (2 * SAMPLED - 1) + 1);
         true
     }
 
-    /// Counts the keys of a command.
+    /// Counts the keys of a command, and draws the next one to look at.
     #[cold]
     pub(super) fn see<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
+        let every = self.every.get();
         let mut counts = self.counts.borrow_mut();
         keys.filter(|(_, key)| key.len() <= MAX_KEY)
             .take(MAX_KEYS)
-            .for_each(|(db, key)| counts.add(db, key));
+            .for_each(|(db, key)| counts.add(db, key, every.into()));
+        self.samples.set(self.samples.get() + 1);
+        if self.samples.get() == SAMPLES {
+            self.samples.set(0);
+            self.every.set((every * 2).min(MOST_SAMPLED));
+        }
+        // A linear congruential generator (Numerical Recipes).
+        let random = self.random.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.random.set(random);
+        // For 64: 1 to 127, on average 64.
+        self.left.set((random >> 16) % (2 * self.every.get() - 1) + 1);
     }
 
     /// Ends the window if it is over.
@@ -133,6 +157,9 @@ impl HotKeys {
         let passed_ms = now_ms.saturating_sub(self.began_ms.get());
         if u128::from(passed_ms) >= WINDOW.as_millis() {
             self.began_ms.set(now_ms);
+            self.every.set(SAMPLED);
+            self.samples.set(0);
+            self.left.set(self.left.get().min(SAMPLED));
             *self.last.borrow_mut() = self.counts.borrow_mut().end(passed_ms as f64 / 1000.0);
         }
     }
@@ -152,10 +179,10 @@ mod tests {
         let mut counts = KeyCounts::default();
         for n in 0..100_000_u32 {
             let rare = n.to_be_bytes();
-            counts.add(0, &rare);
+            counts.add(0, &rare, 64);
             match n % 10 {
-                0 | 1 => counts.add(0, b"hottest"),
-                2 => counts.add(1, b"warm"),
+                0 | 1 => counts.add(0, b"hottest", 64),
+                2 => counts.add(1, b"warm", 64),
                 _ => {}
             }
             assert!(counts.0.len() <= MAX_COUNTED);
@@ -168,17 +195,37 @@ mod tests {
         assert!(counts.0.is_empty());
     }
 
+    /// Runs commands that name one key, and returns how many were looked at.
+    fn run(sampler: &HotKeys, commands: u32) -> usize {
+        let named = [(0, &b"key"[..]), (0, &[0; MAX_KEY + 1])];
+        let due = (0..commands).filter(|_| sampler.is_due());
+        due.inspect(|_| sampler.see(named.into_iter())).count()
+    }
+
     #[test]
     fn one_of_64_commands_is_looked_at_and_a_window_lasts() {
         let sampler = HotKeys::new(5000);
-        let due = (0..64_000).filter(|_| sampler.is_due()).count();
-        assert!((900..1100).contains(&due), "{due}");
-        (0..100).for_each(|_| sampler.see([(0, &b"key"[..]), (0, &[0; MAX_KEY + 1])].into_iter()));
+        let due = run(&sampler, 16_000);
+        assert!((220..280).contains(&due), "{due}");
         sampler.turn(5000 + WINDOW.as_millis() as u64 - 1);
         assert_eq!(sampler.last(), []);
         sampler.turn(5000 + WINDOW.as_millis() as u64);
-        assert_eq!(sampler.last(), [HotKey { db: 0, key: (*b"key").into(), per_second: 640.0 }]);
+        let per_second = due as f64 * f64::from(SAMPLED) / WINDOW.as_secs_f64();
+        assert_eq!(sampler.last(), [HotKey { db: 0, key: (*b"key").into(), per_second }]);
         sampler.turn(5000 + 2 * WINDOW.as_millis() as u64);
         assert_eq!(sampler.last(), [], "nobody has named it since");
+    }
+
+    #[test]
+    fn a_busy_worker_looks_at_few_commands() {
+        let sampler = HotKeys::new(5000);
+        let due = run(&sampler, 5_000_000);
+        assert!(due < 8 * SAMPLES as usize, "{due}");
+        sampler.turn(5000 + WINDOW.as_millis() as u64);
+        let [hot] = &sampler.last()[..] else { panic!("{:?}", sampler.last()) };
+        assert!((hot.per_second - 500_000.0).abs() < 50_000.0, "{hot:?}");
+        // The next window begins anew.
+        let due = run(&sampler, 16_000);
+        assert!((200..300).contains(&due), "{due}");
     }
 }

@@ -2,7 +2,7 @@
 //! they wait they are not tasks but data, in the lock table or with the loader. One task runs those
 //! that can go on.
 
-use super::execute::{Blocked, CoordinatorRequest, Ran, declared};
+use super::execute::{Attempt, Blocked, CoordinatorRequest, Ran, declared};
 use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
 use crate::command::{Outcome, OwnedCommand, Patience};
@@ -200,33 +200,27 @@ impl Worker {
             return parked.put_off(lock);
         }
         if parked.missed.is_empty() {
-            match self.run_locked(&parked.command) {
+            let blocked = match self.run_locked(&parked.command) {
                 Ok(ran) => return parked.end(lock, ran),
-                Err(Blocked::Empty(block)) => return parked.end(lock, Ran::blocked(block)),
-                Err(Blocked::Miss(needs)) => parked.missed = needs,
+                Err(blocked) => *blocked,
+            };
+            let request = match blocked {
+                Blocked::Empty(block) => return parked.end(lock, Ran::blocked(block)),
                 // The command holds its locks, so no other one can be before it.
-                Err(Blocked::Locked) => return self.go_on_with(std::iter::once((lock, parked))),
-                Err(Blocked::Undeclared(missed)) => {
-                    let request = CoordinatorRequest { missed, ..CoordinatorRequest::default() };
-                    drop(lock);
-                    return self.send_to_coordinator(parked.command, request, parked.to);
+                Blocked::Locked => return self.go_on_with(std::iter::once((lock, parked))),
+                Blocked::Miss(needs) => {
+                    parked.missed = needs;
+                    None
                 }
-                Err(Blocked::Detached) => {
-                    drop(lock);
-                    return self.send_to_coordinator(
-                        parked.command,
-                        CoordinatorRequest::detached(),
-                        parked.to,
-                    );
+                Blocked::Undeclared(missed) => {
+                    Some(CoordinatorRequest { missed, ..CoordinatorRequest::default() })
                 }
-                Err(Blocked::Exclusive) => {
-                    drop(lock);
-                    return self.send_to_coordinator(
-                        parked.command,
-                        CoordinatorRequest::exclusive(),
-                        parked.to,
-                    );
-                }
+                Blocked::Detached => Some(CoordinatorRequest::detached()),
+                Blocked::Exclusive => Some(CoordinatorRequest::exclusive()),
+            };
+            if let Some(request) = request {
+                drop(lock);
+                return self.send_to_coordinator(parked.command, request, parked.to);
             }
         }
         let needs = self.needs(&mut parked);
@@ -250,7 +244,7 @@ impl Worker {
     }
 
     /// Runs a command that holds its locks.
-    fn run_locked(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
+    fn run_locked(self: &Rc<Self>, command: &OwnedCommand) -> Attempt<Ran> {
         let mut out = Reply::new(command.request.proto);
         let settings = self.settings();
         let run = command.invocation(self.node.clock.now_ms(), &settings);

@@ -1,6 +1,6 @@
 //! Runs units (transactions, scripts) in place: entirely, or not at all.
 
-use super::execute::{Executed, blocked_by};
+use super::execute::{Attempt, Executed, blocked_by};
 use super::{Blocked, FinishedCommand, Worker, changer};
 use crate::command::{Invocation, Outcome};
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
@@ -21,7 +21,7 @@ impl Worker {
         run: &Invocation<'_>,
         scope: &Scope,
         out: &mut Reply,
-    ) -> Result<Executed, Blocked> {
+    ) -> Attempt {
         let mark = out.len();
         for _ in 0..RUNS {
             let (outcome, mut effects) = self.try_unit(run, scope, out);
@@ -41,16 +41,16 @@ impl Worker {
                 }
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     out.truncate(mark);
-                    return Err(blocked_by(needs, run));
+                    return Err(blocked_by(needs, run).into());
                 }
                 Err(UnitStop::Exclusive) => {
                     out.truncate(mark);
-                    return Err(Blocked::Exclusive);
+                    return Err(Blocked::Exclusive.into());
                 }
                 // No part of a unit waits, and its coordinator notices by itself that a client has disconnected.
                 Err(UnitStop::Detached | UnitStop::Closing | UnitStop::Handler(Stop::Block(_))) => {
                     out.truncate(mark);
-                    return Err(Blocked::Detached);
+                    return Err(Blocked::Detached.into());
                 }
             };
             let mut ended = effects.outcome();
@@ -67,7 +67,7 @@ impl Worker {
             let round = self.unit_done(run, effects, reply_bytes);
             return Ok(Executed { round, outcome: ended });
         }
-        Err(Blocked::Detached)
+        Err(Blocked::Detached.into())
     }
 
     /// Runs a unit once. Its changes are rolled back if it could not run to its end.
@@ -127,7 +127,7 @@ impl Worker {
         }
         self.log_parts(&mut effects, request.client);
         let (db, client) = (request.db, request.client);
-        self.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
+        self.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
         self.tell_parts(&mut effects, command, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);

@@ -132,9 +132,9 @@ impl Serves for Rc<Worker> {
                 self.deliver(waiter, ran);
                 ServeAttempt::Served
             }
-            Err(Blocked::Empty(_)) => ServeAttempt::Nothing,
+            Err(blocked) if matches!(*blocked, Blocked::Empty(_)) => ServeAttempt::Nothing,
             Err(blocked) => {
-                self.serve_detached(waiter, key, Some(blocked));
+                self.serve_detached(waiter, key, Some(*blocked));
                 ServeAttempt::Detached
             }
         }

@@ -63,6 +63,10 @@ impl Sealed {
     }
 }
 
+/// Number of entries of a round that are brought into the processor's caches together: so it waits
+/// for the memory of many at once.
+const WARMED: usize = 16;
+
 /// Splits a record's body into shards and their operations; `None` if it is damaged.
 pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut out = Vec::new();
@@ -165,7 +169,10 @@ impl Store {
         let moved = std::mem::take(&mut self.moved);
         let mut alive = HashSet::new();
         let mut spare = std::mem::take(&mut self.spare);
-        for key in &keys {
+        for (n, key) in keys.iter().enumerate() {
+            if n % WARMED == 0 {
+                keys[n..].iter().take(WARMED).for_each(|key| self.warm(key.db, key.at));
+            }
             let generation = self.generation(key.db);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
             let shard = layout.shard_of(key.at.slot);
