@@ -68,7 +68,8 @@ pub enum ZsetForm {
 pub struct HashField<B = Vec<u8>> {
     pub name: B,
     pub value: B,
-    /// Expiry of the field, in milliseconds since 1970; it may be in the past.
+    /// Expiry of the field, in milliseconds since 1970; it may be in the past, but is never zero,
+    /// which stands for none in a payload.
     pub expire_at_ms: Option<u64>,
 }
 

@@ -353,6 +353,18 @@ fn hashes_of_former_candidates_are_read() {
     assert_eq!(restore_newer(&payload(listpack, 80)), Err(RestoreError::BadFormat));
 }
 
+/// In a payload of Redis, zero stands for no expiry, also as a sum.
+#[test]
+fn a_field_whose_expiry_adds_up_to_zero_does_not_expire() {
+    let table = payload(b"\x18\0\0\0\0\0\0\0\0\x03\0\x01a\x01b\x01\x01c\x01d\x03\x01e\x01f", 12);
+    let object = restore(&table).unwrap();
+    assert_eq!(object, hash(&[("a", "b", None), ("c", "d", None), ("e", "f", Some(2))]));
+    assert_eq!(
+        restore(&dump(&object, &Limits::default())),
+        Ok(hash(&[("e", "f", Some(2)), ("a", "b", None), ("c", "d", None),]))
+    );
+}
+
 #[test]
 fn modules_are_told_apart() {
     for object in [&[6, 0][..], &[7, 0]] {
@@ -375,7 +387,7 @@ fn any_text() -> impl Strategy<Value = Vec<u8>> {
 fn any_object() -> impl Strategy<Value = Object> {
     use proptest::collection::{hash_map, hash_set, vec};
     let score = any::<f64>().prop_filter("a score", |score| !score.is_nan());
-    let field = (any_text(), proptest::option::of(0..=FIELD_EXPIRY_MAX_MS));
+    let field = (any_text(), proptest::option::of(1..=FIELD_EXPIRY_MAX_MS));
     let text_form = prop_oneof![Just(SetForm::Listpack), Just(SetForm::Table)];
     let zset_form = prop_oneof![Just(ZsetForm::Listpack), Just(ZsetForm::Skiplist)];
     let to_field = |(name, (value, expire_at_ms))| HashField { name, value, expire_at_ms };

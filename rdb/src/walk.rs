@@ -108,11 +108,11 @@ where
             counted(input, |input| {
                 let expire_at_ms = match input.len()? {
                     0 => None,
-                    distance => least_expire_at_ms
-                        .checked_add(distance - 1)
-                        .filter(|&expire_at_ms| expire_at_ms <= FIELD_EXPIRY_MAX_MS)
-                        .ok_or(RestoreError::BadFormat)?
-                        .into(),
+                    distance => field_expiry(
+                        least_expire_at_ms
+                            .checked_add(distance - 1)
+                            .ok_or(RestoreError::BadFormat)?,
+                    )?,
                 };
                 field(input, expire_at_ms, sink)
             })

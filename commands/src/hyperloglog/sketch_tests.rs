@@ -194,6 +194,23 @@ fn runs_that_do_not_fit_are_corrupt() {
 }
 
 #[test]
+fn an_opcode_that_is_cut_off_is_corrupt() {
+    // With a zero in place of the missing byte, the runs would add up to all registers. In the last
+    // one, they do without the opcode.
+    for opcodes in [&b"\x40\xff\x7e\xff\x40"[..], b"\x43\xff\x7b\xff\x40", b"\x7f\xff\x40"] {
+        let mut sketch = sparse_of(opcodes);
+        assert_eq!(sketch.estimate(), Err(Corrupt), "{opcodes:?}");
+        assert_eq!(sketch.registers(), Err(Corrupt), "{opcodes:?}");
+        assert_eq!(sketch.make_dense(), Err(Corrupt), "{opcodes:?}");
+        assert!(sketch.into_changed().is_none(), "{opcodes:?}");
+    }
+    let mut sketch = sparse_of(b"\x40\xff\x7e\xfe\x40");
+    let last = REGISTERS - 1;
+    assert_eq!(sketch.raise(last, 1, SPARSE_MAX), Err(Corrupt));
+    assert!(sketch.into_changed().is_none());
+}
+
+#[test]
 fn estimates_are_near_the_truth() {
     let mut sketch = Sketch::empty();
     let mut checkpoint = 1;

@@ -29,15 +29,15 @@ pub(super) struct RegisterRun {
     pub(super) bytes: usize,
 }
 
-/// Decodes the first run of `opcodes`. A truncated opcode continues with a zero byte.
+/// Decodes the first run of `opcodes`; `None` if there is none, or its opcode is cut off.
 fn decode(opcodes: &[u8]) -> Option<RegisterRun> {
     let first = *opcodes.first()?;
     let low = usize::from(first & 0x3f);
     Some(match first & (VAL | XZERO) {
         0 => RegisterRun { value: 0, len: low + 1, bytes: 1 },
         XZERO => {
-            let second = opcodes.get(1).copied().unwrap_or(0);
-            RegisterRun { value: 0, len: (low << 8 | usize::from(second)) + 1, bytes: 2 }
+            let second = usize::from(*opcodes.get(1)?);
+            RegisterRun { value: 0, len: (low << 8 | second) + 1, bytes: 2 }
         }
         _ => RegisterRun {
             value: (first >> 2 & 0x1f) + 1,
@@ -47,7 +47,7 @@ fn decode(opcodes: &[u8]) -> Option<RegisterRun> {
     })
 }
 
-/// Returns all runs, in order.
+/// Returns all runs, in order, up to an opcode that is cut off.
 pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = RegisterRun> {
     let mut rest = opcodes;
     std::iter::from_fn(move || {
@@ -57,20 +57,22 @@ pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = RegisterRun> {
     })
 }
 
-/// Calls `f` for every run with its first register; the runs must add up to all registers exactly.
+/// Calls `f` for every run with its first register; the runs must add up to all registers exactly,
+/// and no opcode may be cut off.
 pub(super) fn for_each(
     opcodes: &[u8],
     mut f: impl FnMut(usize, RegisterRun),
 ) -> Result<(), Corrupt> {
-    let mut first = 0;
+    let (mut first, mut read) = (0, 0);
     for run in runs(opcodes) {
         if first + run.len > REGISTERS {
             return Err(Corrupt);
         }
         f(first, run);
         first += run.len;
+        read += run.bytes;
     }
-    if first == REGISTERS { Ok(()) } else { Err(Corrupt) }
+    if first == REGISTERS && read == opcodes.len() { Ok(()) } else { Err(Corrupt) }
 }
 
 /// Opcodes to be written into a sketch.
@@ -147,10 +149,7 @@ impl OpcodeChange {
     /// Applies the change to the opcodes, which begin at `start`, and joins runs next to it.
     pub(super) fn apply(self, bytes: &mut Vec<u8>, start: usize) {
         let at = start + self.at;
-        let len = bytes.len() + self.new.len() - self.old;
-        bytes.splice(at..(at + self.old).min(bytes.len()), self.new);
-        // Behind a truncated opcode there is nothing to replace.
-        bytes.truncate(len);
+        bytes.splice(at..at + self.old, self.new);
         join(bytes, start + self.before);
     }
 }

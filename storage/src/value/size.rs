@@ -11,6 +11,9 @@ use crate::encoding::get_varint;
 /// Bytes of a unit: sizes are counted in multiples of it.
 pub const SIZE_UNIT: u64 = 8;
 
+/// Greatest size of a key in bytes: as many units as fit their integer.
+const GREATEST: u64 = u32::MAX as u64 * SIZE_UNIT;
+
 /// Bytes of a key beside its name and value: entry and bucket of the table, header of the value.
 const KEY: u64 = 40;
 
@@ -56,8 +59,14 @@ fn allocated(bytes: u64) -> u64 {
     }
 }
 
+/// Bounds a number that a row claims: from here on, the size is the greatest one anyway, and the
+/// arithmetic has room.
+fn claimed(number: u64) -> u64 {
+    number.min(GREATEST)
+}
+
 fn number_at(payload: &[u8], at: usize) -> Option<u64> {
-    payload.get(at..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+    payload.get(at..)?.first_chunk().map(|bytes| claimed(u64::from_be_bytes(*bytes)))
 }
 
 /// Returns the size of a string of so many bytes.
@@ -71,16 +80,16 @@ fn value(kind: u8, flags: u8, payload: &[u8]) -> u64 {
     let len = if is_big {
         number_at(payload, LEN_AT).unwrap_or(0)
     } else {
-        get_varint(&mut &payload[..]).unwrap_or(0)
+        claimed(get_varint(&mut &payload[..]).unwrap_or(0))
     };
     let stored = |at: usize| match is_big {
-        true => number_at(payload, at).unwrap_or(UNKNOWN.saturating_mul(len)),
+        true => number_at(payload, at).unwrap_or(UNKNOWN * len),
         false => payload.len() as u64,
     };
     let is_table = flags & TABLE != 0;
     let elements = |each: u64, bytes: u64| match is_table {
-        true => COLLECTION + OBJECT + bytes.saturating_add(each.saturating_mul(len)),
-        false => OBJECT + bytes.saturating_add(PACKED.saturating_mul(len)),
+        true => COLLECTION + OBJECT + bytes + each * len,
+        false => OBJECT + bytes + PACKED * len,
     };
     match kind {
         TYPE_STRING if is_big => string(len),
@@ -132,6 +141,21 @@ mod tests {
     fn sizes_are_those_of_the_allocator() {
         let found: Vec<u64> = [1, 8, 9, 128, 129, 160, 1000, 5000].map(allocated).into();
         assert_eq!(found, [8, 8, 16, 128, 160, 160, 1024, 5120]);
+    }
+
+    #[test]
+    fn a_damaged_row_that_claims_too_much_has_the_greatest_size() {
+        for kind in [TYPE_STRING, TYPE_HASH, TYPE_SET, TYPE_LIST, TYPE_ZSET, TYPE_STREAM] {
+            for flags in [BIG, BIG | TABLE, BIG | EXPIRES] {
+                let row = [&[kind, flags][..], &[0xff; 96]].concat();
+                assert_eq!(row_units(3, &row), u32::MAX, "type {kind}, flags {flags}");
+                // Without a sum of the bytes.
+                row_units(3, &row[..18]);
+            }
+            for flags in [0, TABLE] {
+                row_units(3, &[&[kind, flags][..], &[0xff; 9], &[1]].concat());
+            }
+        }
     }
 
     #[test]
