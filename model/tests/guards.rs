@@ -156,8 +156,8 @@ fn a_straggler_defeats_the_nonce_of_the_base() {
     tell(scenes::stragglers, &[BelieveNewest], &story);
 }
 
-/// The lease proves that the owner is not sealed, and its records are stored in order: so the adopt
-/// record need not be stored before the shard is served.
+/// A life of the model has one put in flight, so its writes wait for the adopt record anyway. With
+/// several in flight the rule may be needed: it is kept.
 #[test]
 fn one_rule_of_the_paper_is_not_needed() {
     for scene in [scenes::failover, scenes::moves, scenes::returns] {

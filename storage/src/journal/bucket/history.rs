@@ -138,7 +138,7 @@ struct Archive<'a> {
     options: &'a BucketOptions,
     /// The place of each object: the journal until it is dropped.
     there: BTreeMap<Position, &'a Place>,
-    /// The lowest fence of each epoch, with the epoch that it opens.
+    /// The lowest fence of each epoch that counts, with the epoch that it opens.
     fences: BTreeMap<u64, (Position, u64)>,
 }
 
@@ -151,11 +151,13 @@ impl<'a> Archive<'a> {
         // In this order, because objects are copied to the archive before they are deleted.
         let stored = list(journal, options).await?;
         let mut there: BTreeMap<_, _> = stored.keys().map(|at| (*at, journal)).collect();
-        there.extend(list(place, options).await?.into_keys().map(|at| (at, place)));
+        let archived = list(place, options).await?;
+        there.extend(archived.keys().map(|at| (*at, place)));
         let mut fences = BTreeMap::new();
         let short = stored.into_iter();
         for (at, _) in short.filter(|(_, size)| *size == OBJECT_HEADER as u64) {
-            if fences.contains_key(&at.epoch) {
+            // No fence is archived: one at the number of an archived object landed there too late.
+            if fences.contains_key(&at.epoch) || archived.contains_key(&at) {
                 continue;
             }
             let Some(object) = read_object(journal, options, at).await? else { continue };

@@ -33,6 +33,8 @@ pub(super) struct Position {
 impl Position {
     /// The position of the fence that opens the very first epoch.
     pub(super) const GENESIS: Self = Self { epoch: 0, number: 1 };
+    /// The position that no object is behind.
+    pub(super) const LAST: Self = Self { epoch: u64::MAX, number: u64::MAX };
 
     pub(super) fn path(self, root: &Path) -> Path {
         let digits = |number: u64| format!("{number:020}");
@@ -49,6 +51,11 @@ impl Position {
 
     pub(super) fn next(self) -> Self {
         Self { number: self.number + 1, ..self }
+    }
+
+    /// Returns the last position of its epoch.
+    pub(super) fn last_of_epoch(self) -> Self {
+        Self { number: u64::MAX, ..self }
     }
 }
 

@@ -1,4 +1,8 @@
 //! Takes a journal over: puts a fence behind its last object, however fast its writer is.
+//!
+//! The writer may go on and delete objects while a starter reads or sleeps, so a fence can land on
+//! a number that was used before, and would end nothing. What is known when a fence is put is
+//! therefore looked at again once it is stored: objects are deleted only after a later one says so.
 
 use super::{BucketRecovery, Reading};
 use crate::journal::JournalError;
@@ -10,6 +14,10 @@ use object_store::{Error, PutMode};
 /// Fences put at once after one has met a record: its writer is still active, and may be faster
 /// than fences put one at a time.
 const FENCES: u64 = 16;
+
+/// Times that a takeover begins again because objects are deleted before they are read, and times
+/// because its fence has landed on a number that was used before.
+const LOOKS: usize = 16;
 
 /// The end of an epoch.
 pub(super) enum End {
@@ -26,10 +34,10 @@ impl BucketRecovery {
         reading: &mut Reading,
     ) -> Result<Position, JournalError> {
         let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
-        let mut fences = 1;
-        loop {
+        let (mut fences, mut debris) = (1, 0);
+        while debris < LOOKS {
             let first = Position { epoch, number: 1 };
-            self.read_epoch(reading, first).await?;
+            self.read_present(reading, first, first.last_of_epoch()).await?;
             let next = match self.end_of(reading, first)? {
                 End::Fence(opens) => {
                     (epoch, fences) = (opens, 1);
@@ -40,12 +48,57 @@ impl BucketRecovery {
             let known = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
             self.epoch = known.max(epoch) + 1;
             if self.put_fences(reading, next, fences).await? {
-                return Ok(next);
+                let floor = self.look_behind(next).await?;
+                if floor.first <= next {
+                    return Ok(next);
+                }
+                tracing::info!(place = %self.place, "the journal has gone on during the takeover");
+                epoch = epoch.max(floor.first.epoch);
+                reading.floor.raise(&floor);
+                debris += 1;
             }
-            // Another process has put an object there: list again before the next attempt.
+            // Another process has put an object there, or has put and deleted one: list again
+            // before the next attempt.
             self.list(reading).await?;
             fences = FENCES;
         }
+        Err(self.restless())
+    }
+
+    /// Returns the highest floor in the objects behind a fence that is stored. If it is behind the
+    /// fence, the number was used and dropped before, and the fence ends nothing.
+    async fn look_behind(&self, fence: Position) -> Result<ObjectFloor, JournalError> {
+        // Apart from the objects that count: another start may follow this fence already.
+        let mut behind = Reading::default();
+        self.list(&mut behind).await?;
+        self.read_present(&mut behind, fence.next(), Position::LAST).await?;
+        let was_stored = behind.published.epoch == fence.epoch && behind.published >= fence;
+        if was_stored && behind.floor.first <= fence {
+            return Err(self.corrupt(fence, "the object is missing, and it was stored"));
+        }
+        Ok(behind.floor)
+    }
+
+    /// Reads the listed objects of a range, unless they were read before. If some are gone, a later
+    /// object says which are needed: the journal is listed again.
+    pub(super) async fn read_present(
+        &self,
+        reading: &mut Reading,
+        from: Position,
+        to: Position,
+    ) -> Result<(), JournalError> {
+        for _ in 0..LOOKS {
+            if self.read_listed(reading, from, to).await? {
+                return Ok(());
+            }
+            self.list(reading).await?;
+        }
+        Err(self.restless())
+    }
+
+    fn restless(&self) -> JournalError {
+        let place = &self.place;
+        JournalError::Failed(format!("another server changes {place} faster than it can be read"))
     }
 
     /// Returns the end of an epoch, as far as it is known.

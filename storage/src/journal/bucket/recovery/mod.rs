@@ -1,8 +1,8 @@
 //! Opens a journal in a bucket, after its last owner has ended in any way, or while that still
 //! runs.
 //!
-//! First a fence is put at the next number; from then on no other process can add to the objects
-//! that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
+//! First a fence is put at the next number, and no object behind it may say that this number was
+//! used before; from then on no other process can add to the objects that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
 //! never published. Every object between the floor and the fence must exist.
 
 mod fencing;
@@ -144,7 +144,7 @@ impl BucketRecovery {
         let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
         let end = loop {
             let first = Position { epoch, number: 1 };
-            self.read_epoch(&mut reading, first).await?;
+            self.read_present(&mut reading, first, first.last_of_epoch()).await?;
             match self.end_of(&reading, first)? {
                 End::Fence(opens) => epoch = opens,
                 End::Missing(next) => break next,
@@ -209,21 +209,30 @@ impl BucketRecovery {
         read_object(&self.place, &self.options, at).await
     }
 
-    /// Reads the listed objects of an epoch from a number on, unless they were read before.
-    async fn read_epoch(&self, reading: &mut Reading, from: Position) -> Result<(), JournalError> {
-        let end = Position { number: u64::MAX, ..from };
-        let missing = reading.listed.range(from..=end).map(|(at, _)| *at);
+    /// Reads the listed objects of a range, unless they were read before; returns false if some of
+    /// them are gone.
+    async fn read_listed(
+        &self,
+        reading: &mut Reading,
+        from: Position,
+        to: Position,
+    ) -> Result<bool, JournalError> {
+        let missing = reading.listed.range(from..=to).map(|(at, _)| *at);
         let missing: Vec<_> = missing.filter(|at| !reading.found.contains_key(at)).collect();
+        let mut are_there = true;
         let reads = missing.into_iter().map(|at| async move { (at, self.read(at).await) });
         let mut reads = stream::iter(reads).buffered(READS).boxed();
         while let Some((at, object)) = reads.next().await {
             match object? {
                 Some(object) => self.take(reading, at, &object)?,
                 // Its writer has dropped it.
-                None => drop(reading.listed.remove(&at)),
+                None => {
+                    reading.listed.remove(&at);
+                    are_there = false;
+                }
             }
         }
-        Ok(())
+        Ok(are_there)
     }
 
     /// Takes in an object's header.
@@ -269,7 +278,7 @@ impl BucketRecovery {
         let mut at_head = true;
         while at != fence {
             if !reading.found.contains_key(&at) {
-                self.read_epoch(&mut reading, at).await?;
+                self.read_listed(&mut reading, at, at.last_of_epoch()).await?;
             }
             let found = match reading.found.get_mut(&at) {
                 Some(Ok(found)) => found,

@@ -1,6 +1,6 @@
 //! Reads a journal and its archive by their objects.
 
-use super::super::object::Position;
+use super::super::object::{ObjectHeader, Position};
 use super::*;
 use object_store::ObjectStoreExt;
 
@@ -101,6 +101,40 @@ fn a_gap_in_the_archive_is_noticed() {
         }
         assert_eq!(history(&client, 23).await, None);
         assert_eq!(history(&client, 58).await, Some((vec![59, 60], 60)));
+    });
+}
+
+#[test]
+fn a_fence_that_landed_at_the_number_of_a_deleted_object_is_passed() {
+    runtime().block_on(async {
+        let sim = Sim::new(34);
+        let client = sim.client(0);
+        let journal = lives(&client).await;
+        let at = Position { epoch: 2, number: 4 };
+        assert!(sim.names().await.contains(&at.path(archive(&client).root()).to_string()));
+        // The fence of the second epoch, as a sleeper would have put it there.
+        let (from, to) = (journal.shared.epoch - 1, at.path(place(&client).root()));
+        let mut copied = None;
+        for name in sim.names().await {
+            let listed = Position::of(&name.as_str().into(), place(&client).root());
+            let Some(listed) = listed.filter(|listed| listed.epoch == from) else { continue };
+            let object = client.get(&listed.path(place(&client).root())).await.unwrap();
+            let object = object.bytes().await.unwrap();
+            if let Ok((header, _)) = ObjectHeader::decode(&object)
+                && header.is_fence()
+            {
+                copied = Some(ObjectHeader { at, nonce: 1, ..header });
+            }
+        }
+        client.put(&to, copied.unwrap().encode().into()).await.unwrap();
+        journal.kill();
+        for after in [0, 12, 19, 23, 40, 59] {
+            let found = history(&client, after).await;
+            assert_eq!(found, Some(((after + 1..=60).collect(), 60)), "behind {after}");
+        }
+        let recovery = BucketJournal::recover(place(&client), archiving(&client)).await.unwrap();
+        Running::start(recovery).await.unwrap().kill();
+        assert_eq!(history(&client, 0).await, Some(((1..=60).collect(), 60)));
     });
 }
 

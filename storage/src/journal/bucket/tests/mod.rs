@@ -7,6 +7,7 @@ mod owners;
 mod reading;
 mod rivals;
 mod sim;
+mod sleepers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -58,6 +58,13 @@ fn at_no_time_two_own_the_data() {
             async move {
                 tokio::time::sleep(Duration::from_micros(sim.below(600_000))).await;
                 let client = sim.client([0, 10, 30][sim.below(3) as usize]);
+                client.puts_wait.store(sim.below(3) == 0, Ordering::SeqCst);
+                let waking = client.clone();
+                let sleep = Duration::from_micros(sim.below(400_000));
+                tokio::spawn(async move {
+                    tokio::time::sleep(sleep).await;
+                    waking.puts_wait.store(false, Ordering::SeqCst);
+                });
                 let Ok(running) = own(&client).await else { return };
                 leases.lock().unwrap().push(running.shared.lease.clone());
                 for _ in 0..sim.below(60) {
@@ -66,6 +73,10 @@ fn at_no_time_two_own_the_data() {
                     assert!(holding <= 1, "seed {seed}: {holding} own it");
                     if sim.below(3) == 0 {
                         let _ = running.append(&[0], b"x");
+                    }
+                    if sim.below(6) == 0 {
+                        // Other objects are deleted at once then.
+                        running.flushed(&[0], running.durable());
                     }
                     if sim.below(20) == 0 {
                         let paused = client.paused.fetch_not(Ordering::SeqCst);

@@ -30,6 +30,10 @@ pub(super) struct Client {
     pub(super) faults: u64,
     /// True while requests wait.
     pub(super) paused: AtomicBool,
+    /// True while puts wait, ...
+    pub(super) puts_wait: AtomicBool,
+    /// ... and while gets do.
+    pub(super) gets_wait: AtomicBool,
     /// True once the process is dead: it sends nothing any more.
     dead: AtomicBool,
     /// Requests until it dies.
@@ -37,6 +41,8 @@ pub(super) struct Client {
     /// Suffix of paths whose puts fail.
     pub(super) refused: Mutex<Option<String>>,
     pub(super) puts: AtomicU64,
+    pub(super) gets: AtomicU64,
+    pub(super) lists: AtomicU64,
 }
 
 /// Outcome of a request.
@@ -62,10 +68,14 @@ impl Sim {
             sim: self.clone(),
             faults,
             paused: AtomicBool::new(false),
+            puts_wait: AtomicBool::new(false),
+            gets_wait: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             lives: AtomicU64::new(u64::MAX),
             refused: Mutex::default(),
             puts: AtomicU64::new(0),
+            gets: AtomicU64::new(0),
+            lists: AtomicU64::new(0),
         })
     }
 
@@ -106,9 +116,7 @@ impl Client {
     async fn step(&self) {
         let pause = Duration::from_micros(self.sim.below(400));
         tokio::time::sleep(pause).await;
-        while self.paused.load(Ordering::SeqCst) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        passes(&self.paused).await;
         let left = self.lives.load(Ordering::SeqCst);
         if left == 0 {
             self.die();
@@ -143,6 +151,13 @@ impl Client {
     }
 }
 
+/// Waits while a flag is set.
+async fn passes(flag: &AtomicBool) {
+    while flag.load(Ordering::SeqCst) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 fn broken() -> Error {
     Error::Generic { store: "sim", source: "the connection broke".into() }
 }
@@ -169,6 +184,7 @@ impl ObjectStore for Client {
     ) -> Result<PutResult> {
         self.step().await;
         self.puts.fetch_add(1, Ordering::SeqCst);
+        passes(&self.puts_wait).await;
         let refused = self.refused.lock().unwrap().clone();
         if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
             return Err(broken());
@@ -205,6 +221,8 @@ impl ObjectStore for Client {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.gets.fetch_add(1, Ordering::SeqCst);
+        passes(&self.gets_wait).await;
         self.read(self.sim.objects.get_opts(location, options)).await
     }
 
@@ -219,6 +237,7 @@ impl ObjectStore for Client {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
         if self.sim.below(100) < self.faults {
             return stream::once(async { Err(broken()) }).boxed();
         }
