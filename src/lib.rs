@@ -17,6 +17,8 @@ pub mod commands;
 pub mod config;
 pub mod connection;
 pub mod functions;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod http;
 mod large;
 pub mod listen;

@@ -1,8 +1,8 @@
 //! The queue of a connection between MULTI and EXEC.
 //!
-//! It is stored as the arguments with which EXEC runs: its name, the origin of the commands (empty
-//! for a client), the number of watched keys, for each of these the database, the key, and "1" if
-//! it existed; and for each command a [`CommandHead`] and the arguments.
+//! It is stored as the arguments with which EXEC runs: its name, the origin of the commands (for a
+//! client, the logins among them), the number of watched keys, for each of these the database, the
+//! key, and "1" if it existed; and for each command a [`CommandHead`] and the arguments.
 //! So a transaction is routed and run like any other command on keys.
 
 use crate::command::{Command, Route, registry};
@@ -48,6 +48,13 @@ impl CommandHead {
         Some(Self { len, db, id })
     }
 }
+
+/// First byte of the origin of commands of a client, of which some log it in. Each of these has its
+/// place among the commands (u32) and the number of the account (u64) behind it.
+const LOGINS: u8 = b'l';
+
+/// Bytes of each of these.
+const LOGIN: usize = 12;
 
 /// Queue of a transaction.
 #[derive(Debug)]
@@ -163,6 +170,19 @@ impl Transaction {
         self.args.replace(0, name);
     }
 
+    /// Notes the queued commands that log the connection in, by their places: `account` returns the
+    /// number of the account. Those behind them run with its rights.
+    pub fn note_logins(&mut self, account: impl Fn(&Command, Args<'_>) -> Option<u64>) {
+        let logins = queued(self.args.args()).zip(0_u32..).filter_map(|(queued, at)| {
+            let account = account(queued.command, queued.args)?;
+            Some([&at.to_be_bytes()[..], &account.to_be_bytes()].concat())
+        });
+        let logins: Vec<u8> = logins.flatten().collect();
+        if !logins.is_empty() {
+            self.args.replace(1, &[&[LOGINS][..], &logins].concat());
+        }
+    }
+
     /// Returns the arguments with which EXEC runs.
     pub fn args(&self) -> Args<'_> {
         self.args.args()
@@ -261,6 +281,17 @@ pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
         let own = args.slice(at + 1, len as usize);
         at += 1 + own.len();
         Some(Queued { command: registry::by_id(id as usize)?, args: own, db })
+    })
+}
+
+/// Returns the places among the arguments of EXEC of the commands that log the connection in, and the
+/// numbers of the accounts.
+pub fn logins(args: Args<'_>) -> impl Iterator<Item = (u32, u64)> {
+    let logins = args.get(1).and_then(|origin| origin.strip_prefix(&[LOGINS])).unwrap_or_default();
+    let (logins, _) = logins.as_chunks::<LOGIN>();
+    logins.iter().filter_map(|login| {
+        let (at, account) = login.split_first_chunk()?;
+        Some((u32::from_be_bytes(*at), u64::from_be_bytes(*account.first_chunk()?)))
     })
 }
 

@@ -128,7 +128,7 @@ impl AclFile {
 }
 
 /// Parses the text of a file.
-fn parse(
+pub(super) fn parse(
     text: &[u8],
     shown: &str,
     all_channels: bool,

@@ -11,6 +11,8 @@ mod accounts;
 mod denials;
 mod description;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod password;
 mod selector;
 mod start;

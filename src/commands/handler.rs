@@ -3,7 +3,9 @@
 
 use super::Spec;
 use crate::command::{Route, registry};
-use crate::routing::{self, DatabasesHandler, FlagsFinder, SessionHandler, WaitHandler};
+use crate::routing::{
+    self, AccountFinder, DatabasesHandler, FlagsFinder, SessionHandler, WaitHandler,
+};
 use crate::unit::{self, UnitHandler};
 use flagstone_commands::registry::Registry;
 use flagstone_commands::{FAMILIES, HelpWriter, Runner};
@@ -21,6 +23,11 @@ pub enum Handler {
         flags: FlagsFinder,
     },
     Session(SessionHandler),
+    /// A command on the session that may log the connection in.
+    Login {
+        run: SessionHandler,
+        account: AccountFinder,
+    },
     /// A command with a second handler `in_unit`, which needs neither session nor node.
     Either {
         alone: SessionHandler,
@@ -52,7 +59,7 @@ impl From<Handler> for Route {
         match handler {
             Handler::Unit(_) => Self::Unit,
             Handler::Script { .. } => Self::Script,
-            Handler::Session(_) => Self::Session,
+            Handler::Session(_) | Handler::Login { .. } => Self::Session,
             Handler::Either { .. } => Self::Either,
             Handler::Wait(_) => Self::Wait,
             Handler::Databases(_) => Self::Databases,
@@ -126,6 +133,10 @@ fn install_handlers(table: &Registry<Route>) {
             calls[id].flags = Some(flags);
         }
         Handler::Session(run) => calls[id].session = Some(run),
+        Handler::Login { run, account } => {
+            calls[id].session = Some(run);
+            calls[id].account = Some(account);
+        }
         Handler::Either { alone, in_unit } => {
             calls[id].session = Some(alone);
             units[id] = Some(in_unit);

@@ -95,13 +95,18 @@ impl Connection {
         out: &mut Reply,
     ) -> Result<Settled> {
         self.name_exec(args);
-        let Some(transaction) = self.session.end_transaction() else {
+        let Some(mut transaction) = self.session.end_transaction() else {
             return Ok(self.fail_exec(exec, args, "ERR EXEC without MULTI", out));
         };
         // The watches end with EXEC, once it has checked them.
         let watches = self.session.watches.take();
         if transaction.is_broken() {
             return Ok(self.fail_exec(exec, args, ABORTED, out));
+        }
+        if transaction.is_mixed() {
+            let node = &self.worker.node;
+            transaction
+                .note_logins(|command, args| routing::handlers(command).account?(node, args));
         }
         let request = self.session.request();
         let ran = routing::run(&self.worker, exec, transaction.args(), request).await;

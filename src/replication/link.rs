@@ -1,7 +1,7 @@
 //! The link to the primary: asks for its stream, follows it, and begins again when it ends.
 
 use super::apply::Applier;
-use super::stream::StreamSplitter;
+use super::stream::{StreamLimits, StreamSplitter};
 use super::wire::{PrimaryWire, READ};
 use super::{load, receive};
 use crate::config::Settings;
@@ -22,6 +22,12 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Maximum interval between two tries: it doubles while data sets fail, as each costs the primary a
 /// copy of its data.
 const MAX_PAUSE: Duration = Duration::from_secs(32);
+
+/// Length of the id of a stream.
+const ID: usize = 40;
+
+/// Maximum offset of a stream, as of a primary that counts in signed numbers of 64 bits.
+const MAX_OFFSET: u64 = u64::MAX >> 1;
 
 /// File that receives the data set, in the data directory.
 const SYNC_FILE: &str = "replica-sync.rdb";
@@ -110,15 +116,15 @@ impl PrimaryLink {
         match (words.next(), words.next(), words.next()) {
             (Some("+CONTINUE"), id, None) if !stored.id.is_empty() => {
                 self.replica().syncs.partial.fetch_add(1, Ordering::Relaxed);
-                match id.map(str::as_bytes) {
+                match id.map(stream_id).transpose()? {
                     Some(id) if *id != *stored.id => self.rename_stream(stored, id).await,
                     _ => Ok(stored),
                 }
             }
             (Some("+FULLRESYNC"), Some(id), Some(offset)) => {
-                let offset =
-                    offset.parse().map_err(|_| format!("a malformed offset: {reply:?}"))?;
-                self.load_data_set(wire, id.as_bytes().into(), offset).await
+                let parsed = offset.parse().ok().filter(|offset| *offset <= MAX_OFFSET);
+                let offset = parsed.ok_or_else(|| format!("a malformed offset: {reply:?}"))?;
+                self.load_data_set(wire, stream_id(id)?.into(), offset).await
             }
             _ => Err(format!("it answers PSYNC with {reply:?}")),
         }
@@ -201,13 +207,18 @@ impl PrimaryLink {
         position: SourcePosition,
     ) -> Result<Infallible, String> {
         let settings = self.settings();
-        let max_bulk = settings.data.proto_max_bulk_len;
         tracing::debug!(primary = %self.primary, offset = position.offset, "the stream begins");
-        let mut splitter = StreamSplitter::new(position, settings.databases, max_bulk);
+        let mut splitter = StreamSplitter::new(position, StreamLimits::of(&settings));
         self.set_state(LinkState::Connected);
         let mut beats = beats();
         loop {
-            splitter.take(&mut wire.buf)?;
+            if let Err(reason) = splitter.take(&mut wire.buf) {
+                if splitter.is_too_large() {
+                    self.is_costly = true;
+                    self.applier.forget_position(Some(self.epoch), SourceExtent::Whole).await?;
+                }
+                return Err(reason);
+            }
             let batch = splitter.batch();
             let is_empty = batch.as_ref().is_none_or(|batch| batch.commands.is_empty());
             if let Some(batch) = batch {
@@ -245,6 +256,12 @@ impl PrimaryLink {
             }
         }
     }
+}
+
+/// Checks the id of a stream.
+fn stream_id(id: &str) -> Result<&[u8], String> {
+    let is_valid = id.len() == ID && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_valid.then_some(id.as_bytes()).ok_or_else(|| format!("a malformed id of its stream: {id:?}"))
 }
 
 /// Returns ticks of a second, the first one at once.

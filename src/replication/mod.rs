@@ -13,6 +13,8 @@
 //! serves anybody. See RFC 13.
 
 mod apply;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod link;
 mod load;
 mod receive;

@@ -1,6 +1,7 @@
 //! Splits the primary's stream into batches of commands.
 
 use super::apply::{StreamCommand, known};
+use crate::config::Settings;
 use crate::transaction::runs_in_unit;
 use bytes::{Buf, BytesMut};
 use flagstone_storage::encoding::SourcePosition;
@@ -13,8 +14,32 @@ use std::collections::BTreeSet;
 const BATCH_COMMANDS: usize = 512;
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Maximum size of a transaction of the primary in bytes, as it is held in memory.
+/// Maximum size of a transaction of the primary in bytes, as it is held in memory, and the part of
+/// the memory budget that it may take; a single command may be larger.
 const MAX_TRANSACTION_BYTES: usize = 1 << 30;
+const TRANSACTION_PART: u64 = 8;
+
+/// Limits of a stream, by the settings of this server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamLimits {
+    /// Number of databases.
+    pub(super) databases: u32,
+    /// Maximum length of an argument.
+    pub(super) max_bulk: usize,
+    /// Maximum size of a transaction in memory.
+    pub(super) transaction: usize,
+}
+
+impl StreamLimits {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let part = settings.memory_budget / TRANSACTION_PART;
+        Self {
+            databases: settings.databases,
+            max_bulk: settings.data.proto_max_bulk_len,
+            transaction: usize::try_from(part).unwrap_or(usize::MAX).min(MAX_TRANSACTION_BYTES),
+        }
+    }
+}
 
 /// Maximum number of unknown commands whose names are logged.
 const MAX_UNKNOWN: usize = 64;
@@ -51,6 +76,8 @@ pub(super) struct StreamSplitter {
     limits: Limits,
     /// Number of databases of this server.
     databases: u32,
+    /// Maximum size of a transaction in memory.
+    max_transaction: usize,
     /// Position behind the last command that was parsed.
     parsed: SourcePosition,
     /// Position behind the last one of `gathered`.
@@ -64,16 +91,19 @@ pub(super) struct StreamSplitter {
     ends: bool,
     /// True if the primary has asked for the position.
     is_asked: bool,
+    /// True if a transaction exceeds the memory for it.
+    is_too_large: bool,
     /// Names of commands that are not known here, and were logged.
     unknown: BTreeSet<String>,
 }
 
 impl StreamSplitter {
-    pub(super) fn new(position: SourcePosition, databases: u32, max_bulk: usize) -> Self {
+    pub(super) fn new(position: SourcePosition, limits: StreamLimits) -> Self {
         Self {
             parser: Parser::new(),
-            limits: Limits { max_bulk, ..Limits::default() },
-            databases,
+            limits: Limits { max_bulk: limits.max_bulk, ..Limits::default() },
+            databases: limits.databases,
+            max_transaction: limits.transaction,
             batched: position.offset,
             gathered_to: position.clone(),
             parsed: position,
@@ -81,6 +111,7 @@ impl StreamSplitter {
             transaction: None,
             ends: false,
             is_asked: false,
+            is_too_large: false,
             unknown: BTreeSet::new(),
         }
     }
@@ -158,10 +189,15 @@ impl StreamSplitter {
         let command = StreamCommand { db: self.parsed.db, args: args.into() };
         if let Some(transaction) = &mut self.transaction {
             transaction.push(command);
-            return match transaction.bytes {
-                ..=MAX_TRANSACTION_BYTES => Ok(true),
-                _ => Err("a transaction of the primary is too large".to_owned()),
-            };
+            if transaction.bytes <= self.max_transaction || transaction.commands.len() == 1 {
+                return Ok(true);
+            }
+            self.is_too_large = true;
+            return Err(format!(
+                "a transaction of the primary takes more than {} bytes (a part of memory-budget): \
+                the data set is loaded anew",
+                self.max_transaction
+            ));
         }
         let declared = known(args);
         if declared.is_none() {
@@ -201,6 +237,12 @@ impl StreamSplitter {
         Some(Batch { commands, reached: self.gathered_to.clone() })
     }
 
+    /// Returns true if a transaction exceeds the memory for it: the stream cannot be followed from
+    /// this position.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.is_too_large
+    }
+
     /// Returns true if the primary has asked for the position since the last call.
     pub(super) fn take_asked(&mut self) -> bool {
         std::mem::take(&mut self.is_asked)
@@ -211,10 +253,13 @@ impl StreamSplitter {
 mod tests {
     use super::*;
 
+    const LIMITS: StreamLimits =
+        StreamLimits { databases: 16, max_bulk: 1 << 20, transaction: 1 << 16 };
+
     fn splitter() -> StreamSplitter {
         let id = b"i".repeat(40).into();
         let position = SourcePosition { serial: 4, offset: 100, id, ..Default::default() };
-        StreamSplitter::new(position, 16, 1 << 20)
+        StreamSplitter::new(position, LIMITS)
     }
 
     fn shown(batch: &Batch) -> String {
@@ -253,7 +298,7 @@ mod tests {
         let (mut splitter, all) = (splitter(), input(&["SET a 1", "MULTI", "INCR b", "EXEC"]));
         let first = input(&["SET a 1"]).len();
         for cut in 0..all.len() {
-            let mut splitter = StreamSplitter::new(splitter.parsed.clone(), 16, 1 << 20);
+            let mut splitter = StreamSplitter::new(splitter.parsed.clone(), LIMITS);
             let mut buf = BytesMut::from(&all[..cut]);
             splitter.take(&mut buf).unwrap();
             let batch = splitter.batch();
@@ -291,6 +336,25 @@ mod tests {
             batches.push(shown(&splitter.batch().unwrap()));
         }
         assert_eq!(batches, ["0:SET a 1", "0:FUNCTION FLUSH", "0:SET b 1"]);
+    }
+
+    #[test]
+    fn a_transaction_takes_no_more_than_its_part_of_the_budget() {
+        let settings = Settings { memory_budget: 1 << 20, ..Settings::default() };
+        assert_eq!(StreamLimits::of(&settings).transaction, 1 << 17);
+        let settings = Settings { memory_budget: 1 << 50, ..Settings::default() };
+        assert_eq!(StreamLimits::of(&settings).transaction, MAX_TRANSACTION_BYTES);
+        let long = format!("SET a {}", "v".repeat(60 << 10));
+        // One command may take more by itself.
+        for commands in [&["MULTI", &long, "EXEC"][..], &["MULTI", &long.repeat(3), "EXEC"]] {
+            let mut splitter = splitter();
+            splitter.take(&mut input(commands)).unwrap();
+            assert_eq!(splitter.batch().unwrap().commands.len(), 1);
+        }
+        let mut splitter = splitter();
+        let error = splitter.take(&mut input(&["MULTI", &long, &long])).unwrap_err();
+        assert!(error.contains("65536 bytes (a part of memory-budget)"), "{error}");
+        assert!(splitter.is_too_large() && splitter.batch().is_none());
     }
 
     #[test]

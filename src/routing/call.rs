@@ -92,6 +92,9 @@ pub type DatabasesHandler = for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiti
 /// node.
 pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<ScriptFlags>;
 
+/// Returns the number of the account that a command logs its connection in with, if it succeeds.
+pub type AccountFinder = fn(&Node, Args<'_>) -> Option<u64>;
+
 /// Error of a command that cannot run in its context.
 pub const NO_HANDLER: &str = "ERR this command is not available here";
 
@@ -105,6 +108,7 @@ pub struct Handlers {
     pub wait: Option<WaitHandler>,
     pub databases: Option<DatabasesHandler>,
     pub flags: Option<FlagsFinder>,
+    pub account: Option<AccountFinder>,
 }
 
 static HANDLERS: OnceLock<Vec<Handlers>> = OnceLock::new();

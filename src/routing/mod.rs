@@ -19,8 +19,9 @@ mod units;
 mod wait;
 
 pub use call::{
-    Call, CallOutcome, CallStop, DatabasesHandler, FlagsFinder, Handlers, NO_HANDLER,
-    SessionHandler, WaitHandler, Waiting, flags, handlers, install, run_on_session, shows_data,
+    AccountFinder, Call, CallOutcome, CallStop, DatabasesHandler, FlagsFinder, Handlers,
+    NO_HANDLER, SessionHandler, WaitHandler, Waiting, flags, handlers, install, run_on_session,
+    shows_data,
 };
 pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;

@@ -2,6 +2,8 @@
 //! never blocks.
 
 mod address;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod proxy_header;
 mod secured;
 

@@ -48,6 +48,9 @@ pub struct Unit<'a> {
     /// Worker that runs or coordinates it.
     pub worker: usize,
     pub request: Request,
+    /// Number of the account whose rights are checked: that of the request, until a queued command
+    /// logs the connection in with another one.
+    account: Cell<u64>,
     pub settings: &'a Settings,
     /// Start of this run.
     pub began: Instant,
@@ -72,7 +75,8 @@ impl<'a> Unit<'a> {
     ) -> Self {
         let effects = RefCell::default();
         let (began, part_ns) = (Instant::now(), Cell::new(0));
-        Self { node, worker, request, settings, began, part_ns, place, effects }
+        let account = Cell::new(request.account);
+        Self { node, worker, request, account, settings, began, part_ns, place, effects }
     }
 
     /// Returns true if it runs on a thread of its own.
@@ -114,12 +118,22 @@ impl<'a> Unit<'a> {
 }
 
 impl Unit<'_> {
+    /// Continues with the rights of another account.
+    pub fn log_in(&self, account: u64) {
+        self.account.set(account);
+    }
+
+    /// Returns the request, with the account whose rights are checked now.
+    fn current_request(&self) -> Request {
+        Request { account: self.account.get(), ..self.request }
+    }
+
     /// Checks if its user may run a command.
     ///
     /// # Errors
     /// The user's name, and the reason why not.
     pub fn check(&self, command: &Command, args: Args<'_>) -> Result<(), (Box<[u8]>, Denied)> {
-        self.node.access.accounts.check(self.request.account, command, args)
+        self.node.access.accounts.check(self.account.get(), command, args)
     }
 
     /// Checks if its user may run a command as a part of it. A denial is recorded.
@@ -153,7 +167,7 @@ impl Unit<'_> {
 
     /// Returns true if its user may read keys that a command does not name.
     pub fn reads_all(&self, command: &Command, args: Args<'_>) -> bool {
-        self.node.reads_all(self.request, command, args)
+        self.node.reads_all(self.current_request(), command, args)
     }
 }
 
@@ -212,7 +226,8 @@ impl Unit<'_> {
                 self.run_on_keys(cx, command, args, |cx, args| run(cx, self, args))
             }
             _ => {
-                let request = Request { db: cx.db, proto: cx.out.proto(), ..self.request };
+                let request =
+                    Request { db: cx.db, proto: cx.out.proto(), ..self.current_request() };
                 let owned = OwnedCommand::new(command, args, request);
                 let reply = self.ask(cx.store, Ask::Run(Box::new(owned)))?;
                 cx.out.append(&reply);

@@ -242,6 +242,48 @@ fn a_transaction_is_checked_when_it_is_queued_and_when_it_runs() {
 }
 
 #[test]
+fn commands_of_a_transaction_run_with_the_rights_of_the_login_before_them() {
+    for options in [&["--workers", "1"][..], &TWO] {
+        let server = Server::start(options);
+        let mut admin = Asker::new(&server);
+        admin.get("ACL SETUSER ann on nopass ~app:* +@all", "OK");
+        let changed = "-NOPERM ACLs rules changed between the moment the transaction was \
+            accumulated and the EXEC call. This command is no longer allowed for the following \
+            reason: no permission to touch the specified keys";
+        let script = "EVAL return{redis.acl_check_cmd('get',ARGV[1])and(1)or(0)} 0 other";
+        let mut client = Asker::new(&server);
+        client.get("MULTI", "OK");
+        for command in [
+            &format!("SET {LEFT} 1")[..],
+            "AUTH bob x",
+            &format!("SET {RIGHT} 1"),
+            "AUTH ann x",
+            &format!("SET {LEFT} 2"),
+            "SET app:1 v",
+            script,
+            "HELLO 2 AUTH default x SETNAME n,m",
+            &format!("SET {RIGHT} 2"),
+        ] {
+            client.get(command, "QUEUED");
+        }
+        let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
+        let replies = client.ask(&["EXEC"]);
+        let begins = ["OK", wrong, "OK", "OK", changed, "OK", "0", "server,"].join(",");
+        assert!(replies.starts_with(&begins) && replies.ends_with(",OK"), "{replies}");
+        admin.get(&format!("MGET {LEFT} {RIGHT} app:1"), "1,2,v");
+        client.get("ACL WHOAMI", "default");
+        // A transaction that does not run logs nobody in.
+        client.get(&format!("WATCH {LEFT}"), "OK");
+        client.get("MULTI", "OK");
+        client.get("AUTH ann x", "QUEUED");
+        client.get(&format!("SET {LEFT} 3"), "QUEUED");
+        admin.get(&format!("SET {LEFT} 4"), "OK");
+        client.get("EXEC", "nil");
+        client.get("ACL WHOAMI", "default");
+    }
+}
+
+#[test]
 fn scripts_and_functions_run_under_the_caller() {
     let server = Server::start(&TWO);
     let mut admin = Asker::new(&server);

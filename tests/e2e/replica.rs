@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) new_id: Option<&'static str>,
     /// Password that it wants.
     password: Option<&'static str>,
+    /// Number of bytes of the stream that the data set has.
+    data_set_at: u64,
     /// True to send the data set with a mark at its end.
     has_mark: bool,
     /// True to answer PSYNC with an error.
@@ -124,7 +126,8 @@ impl Primary {
         self.state().data_sets += 1;
         let has_mark = self.state().has_mark;
         let data_set = self.data_set.lock().expect("no thread has panicked").clone();
-        stream.write_all(format!("\n+FULLRESYNC {ID} {BEGIN}\r\n").as_bytes()).ok()?;
+        let offset = BEGIN + self.state().data_set_at;
+        stream.write_all(format!("\n+FULLRESYNC {ID} {offset}\r\n").as_bytes()).ok()?;
         let mark = "m".repeat(40);
         let head = match has_mark {
             true => format!("$EOF:{mark}\r\n"),
@@ -141,7 +144,7 @@ impl Primary {
             thread::sleep(Duration::from_millis(5));
             stream.write_all(&mark.as_bytes()[7..]).ok()?;
         }
-        Some(BEGIN + 1)
+        Some(offset + 1)
     }
 
     fn send_from(&self, from: u64, stream: &mut TcpStream) -> Option<()> {
@@ -217,7 +220,7 @@ fn read_request(input: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
         .collect()
 }
 
-pub(super) fn within(seconds: u64, done: impl Fn() -> bool) {
+pub(super) fn within(seconds: u64, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
         assert!(began.elapsed() < Duration::from_secs(seconds), "it takes too long");
@@ -348,6 +351,31 @@ fn no_command_is_applied_twice_or_left_out_however_often_the_replica_is_killed()
     // An even number of swaps: the last value is where it was set.
     let _: () = redis::cmd("SELECT").arg(1).query(&mut client).expect("SELECT");
     assert_eq!(text(&mut client, &["GET", "swapped"]), "5");
+}
+
+#[test]
+fn a_transaction_beyond_the_budget_is_replaced_by_the_data_set_behind_it() {
+    let primary = Primary::serve(EMPTY);
+    let server = Server::start(&["--memory-budget", "32mb"]);
+    let mut client = server.client();
+    follow(&mut client, &primary);
+    primary.say(&["SET before 1"]);
+    primary.wait();
+    let value = "v".repeat(1 << 20);
+    let commands = (0..8).map(|n| format!("SET part:{n} {value}"));
+    let commands: Vec<String> =
+        ["MULTI".into()].into_iter().chain(commands).chain(["EXEC".into()]).collect();
+    primary.say(&commands.iter().map(String::as_str).collect::<Vec<_>>());
+    within(30, || primary.state().data_sets >= 2);
+    assert_eq!(text(&mut client, &["EXISTS", "part:0"]), "0");
+    // Its data set has all of it.
+    primary.have(&data_set());
+    let bytes = primary.state().stream.len() as u64;
+    primary.state().data_set_at = bytes;
+    within(60, || text(&mut client, &["DBSIZE"]).parse::<u64>().is_ok_and(|keys| keys > 1));
+    primary.say(&["SET behind 1"]);
+    primary.wait();
+    assert_eq!(text(&mut client, &["GET", "behind"]), "1");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! HELLO and AUTH: protocol version and authentication.
 
 use crate::acl::{DenialContext, DenialReason, DeniedAccess};
+use crate::node::Node;
 use crate::routing::{Call, CallOutcome};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use flagstone_commands::{ErrorText, arg, error, is_word};
@@ -20,28 +21,40 @@ const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or spec
 const FIRST_PENALTY: Duration = Duration::from_millis(50);
 const MAX_PENALTY: Duration = Duration::from_secs(3);
 
+/// Options of HELLO.
+#[derive(Default)]
+struct Hello<'a> {
+    version: Option<Proto>,
+    /// User and password.
+    credentials: Option<(&'a [u8], &'a [u8])>,
+    name: Option<String>,
+}
+
+impl<'a> Hello<'a> {
+    fn parse(args: Args<'a>) -> Result<Self, ErrorText> {
+        let mut hello =
+            Self { version: args.get(1).map(protocol_version).transpose()?, ..Self::default() };
+        let mut at = 2;
+        while let Some(option) = args.get(at) {
+            let left = args.len() - 1 - at;
+            if is_word(option, "auth") && left >= 2 {
+                hello.credentials = Some((arg(args, at + 1)?, arg(args, at + 2)?));
+                at += 3;
+            } else if is_word(option, "setname") && left >= 1 {
+                hello.name = Some(client_name(arg(args, at + 1)?)?);
+                at += 2;
+            } else {
+                let option = String::from_utf8_lossy(option);
+                return Err(format!("ERR Syntax error in HELLO option '{option}'").into());
+            }
+        }
+        Ok(hello)
+    }
+}
+
 /// `HELLO [protover [AUTH username password] [SETNAME clientname]]`
 pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let version = match args.get(1) {
-        None => None,
-        Some(text) => Some(protocol_version(text)?),
-    };
-    let mut credentials = None;
-    let mut name = None;
-    let mut at = 2;
-    while let Some(option) = args.get(at) {
-        let left = args.len() - 1 - at;
-        if is_word(option, "auth") && left >= 2 {
-            credentials = Some((arg(args, at + 1)?, arg(args, at + 2)?));
-            at += 3;
-        } else if is_word(option, "setname") && left >= 1 {
-            name = Some(client_name(arg(args, at + 1)?)?);
-            at += 2;
-        } else {
-            let option = String::from_utf8_lossy(option);
-            return Err(format!("ERR Syntax error in HELLO option '{option}'").into());
-        }
-    }
+    let Hello { version, credentials, name } = Hello::parse(args)?;
     if let Some((user, password)) = credentials {
         authenticate(cx, args, user, password)?;
     }
@@ -60,6 +73,12 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     }
     answer(cx);
     Ok(())
+}
+
+/// Returns the number of the account that HELLO logs in with, if it does.
+pub(super) fn hello_account(node: &Node, args: Args<'_>) -> Option<u64> {
+    let (user, password) = Hello::parse(args).ok()?.credentials?;
+    account_number(node, user, password)
 }
 
 fn protocol_version(text: &[u8]) -> Result<Proto, ErrorText> {
@@ -103,16 +122,30 @@ fn answer(cx: &mut Call<'_>) {
 
 /// `AUTH [username] password`
 pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    match args.len() {
-        2 if cx.node.access.accounts.default_account().user().nopass => {
-            return Err(NO_PASSWORD_SET.into());
-        }
-        2 => authenticate(cx, args, b"default", arg(args, 1)?)?,
-        3 => authenticate(cx, args, arg(args, 1)?, arg(args, 2)?)?,
-        _ => return Err(error::SYNTAX.into()),
-    }
+    let (user, password) = credentials(cx.node, args)?;
+    authenticate(cx, args, user, password)?;
     cx.out.ok();
     Ok(())
+}
+
+/// Returns the user and the password among the arguments of AUTH.
+fn credentials<'a>(node: &Node, args: Args<'a>) -> Result<(&'a [u8], &'a [u8]), ErrorText> {
+    match args.len() {
+        2 if node.access.accounts.default_account().user().nopass => Err(NO_PASSWORD_SET.into()),
+        2 => Ok((b"default", arg(args, 1)?)),
+        3 => Ok((arg(args, 1)?, arg(args, 2)?)),
+        _ => Err(error::SYNTAX.into()),
+    }
+}
+
+/// Returns the number of the account that AUTH logs in with, if it does.
+pub(super) fn auth_account(node: &Node, args: Args<'_>) -> Option<u64> {
+    let (user, password) = credentials(node, args).ok()?;
+    account_number(node, user, password)
+}
+
+fn account_number(node: &Node, user: &[u8], password: &[u8]) -> Option<u64> {
+    node.access.accounts.log_in(user, password).map(|account| account.number)
 }
 
 /// Logs the connection in, if the password is right; otherwise it stays as it was.

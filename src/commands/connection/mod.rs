@@ -131,7 +131,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Chooses the protocol version, and may authenticate and name the connection.",
         arity: -1,
         flags: ANY_TIME.union(flag!(FAST | NO_AUTH | ALLOW_BUSY)),
-        run: Handler::Session(handshake::hello),
+        run: Handler::Login { run: handshake::hello, account: handshake::hello_account },
         ..Spec::NEW
     },
     Spec {
@@ -141,7 +141,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Authenticates the connection by a password.",
         arity: -2,
         flags: ANY_TIME.union(flag!(FAST | NO_AUTH | ALLOW_BUSY)),
-        run: Handler::Session(handshake::auth),
+        run: Handler::Login { run: handshake::auth, account: handshake::auth_account },
         ..Spec::NEW
     },
     Spec {

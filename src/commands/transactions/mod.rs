@@ -134,15 +134,20 @@ fn run_queued(
         unit.hold_whole(cx.store)?;
     }
     let shows = unit.node.broadcast.monitors.any();
-    let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
+    let parts = || queued(args).zip(0..).filter(|(queued, _)| runs_in_unit(queued.command));
     let count = parts().count();
+    let mut logins = transaction::logins(args).peekable();
+    unit.log_in(unit.request.account);
     // The connection puts the replies of a mixed queue together.
     let is_mixed = count < queued(args).count();
     if !is_mixed {
         cx.out.array(count);
     }
     let mut missed = Vec::new();
-    for part in parts() {
+    for (part, at) in parts() {
+        while let Some((_, account)) = logins.next_if(|(login, _)| *login < at) {
+            unit.log_in(account);
+        }
         cx.db = part.db;
         // The user's rights may have changed since the command was queued.
         let admitted = unit.admit_queued(part.command, part.args);
