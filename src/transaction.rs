@@ -2,7 +2,7 @@
 //!
 //! It is stored as the arguments with which EXEC runs: its name, the origin of the commands (for a
 //! client, the logins among them), the number of watched keys, for each of these the database, the
-//! key, and "1" if it existed; and for each command a [`CommandHead`] and the arguments.
+//! key, and "1" if it existed; and for each command its head and the arguments.
 //! So a transaction is routed and run like any other command on keys.
 
 use crate::command::{Command, Route, registry};
