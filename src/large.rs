@@ -30,19 +30,33 @@ pub(crate) fn free_vec(mut buf: Vec<u8>) {
     }
 }
 
-/// Makes room for at least `more` bytes. `wanted`: the bytes that are expected, or 0 if that is
-/// unknown. A large buffer grows to just that, but by no more than its length: a client gets no
+/// Part of a buffer's length by which it may grow beyond twice that length: the rest of a value then
+/// needs no further move.
+const SLACK: usize = 8;
+
+/// Makes room for at least `more` bytes, or for `wanted`, the bytes that are expected (0: unknown). A
+/// buffer grows to just what is expected, but about by no more than its length: a client gets no
 /// memory for bytes that it has only announced.
 pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
     let room = buf.capacity() - buf.len();
     if room >= more || (wanted != 0 && room >= wanted) {
         return;
     }
-    if buf.len() < LARGE {
+    if wanted == 0 && buf.len() < LARGE {
         return buf.reserve(more);
     }
-    let by = if wanted == 0 { buf.len() } else { wanted.min(buf.len()) };
-    let mut grown = BytesMut::with_capacity(buf.len() + by.max(more));
+    let most = (buf.len() + buf.len() / SLACK).max(more);
+    let by = match wanted {
+        0 => buf.len().max(more),
+        wanted if wanted <= most => wanted,
+        _ => buf.len().max(more),
+    };
+    let mut grown = BytesMut::with_capacity(buf.len() + by);
+    if buf.len() < LARGE {
+        grown.extend_from_slice(buf);
+        *buf = grown;
+        return;
+    }
     for piece in buf.chunks_mut(PIECE) {
         grown.extend_from_slice(piece);
         give_back(initialised(piece));
@@ -98,6 +112,20 @@ mod tests {
         unsafe { buf.set_len(2 * LARGE) };
         assert!(resident(&buf) <= 2 * PAGE, "{}", resident(&buf));
         assert!(buf[PAGE..][..LARGE].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_small_buffer_grows_to_the_end_of_what_is_expected() {
+        let (mut buf, end) = (BytesMut::new(), 1_000_013);
+        buf.extend_from_slice(&[7; 1000]);
+        while buf.len() < end {
+            let has = buf.len();
+            reserve(&mut buf, 65_536, end - has);
+            assert!(buf.capacity() <= (has * 9 / 4).max(has + 65_536), "{}", buf.capacity());
+            buf.resize(buf.capacity().min(end), 8);
+        }
+        assert_eq!(buf.capacity(), end);
+        assert!(buf[..1000].iter().all(|byte| *byte == 7));
     }
 
     #[test]

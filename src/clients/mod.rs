@@ -124,10 +124,14 @@ pub struct Client {
     pub watched: AtomicU32,
     /// Number of bytes that were read and not processed.
     pub query_bytes: AtomicU64,
-    /// Bytes of the arguments of the running command.
+    /// Memory of the connection's own buffer of such bytes, used or not.
+    pub buffer_bytes: AtomicU64,
+    /// Bytes of the arguments of the running command, or of the one that is being read.
     pub argument_bytes: AtomicU64,
     /// Bytes of the commands queued in a transaction.
     pub queued_bytes: AtomicU64,
+    /// Bytes of its watched keys, subscriptions and prefixes.
+    held_bytes: AtomicU64,
     pub commands: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
@@ -180,8 +184,10 @@ impl Client {
             queued: AtomicI32::new(-1),
             watched: AtomicU32::new(0),
             query_bytes: AtomicU64::new(0),
+            buffer_bytes: AtomicU64::new(0),
             argument_bytes: AtomicU64::new(0),
             queued_bytes: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
@@ -326,12 +332,25 @@ impl Client {
 
     /// Returns its approximate memory in bytes.
     pub fn memory(&self) -> u64 {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // A buffer of the connection's own has what was read, and the arguments among it.
+        let input = get(&self.query_bytes) + get(&self.argument_bytes);
         BASE_MEMORY
-            + self.query_bytes.load(Ordering::Relaxed)
-            + self.argument_bytes.load(Ordering::Relaxed)
-            + self.queued_bytes.load(Ordering::Relaxed)
+            + input.max(get(&self.buffer_bytes))
+            + get(&self.queued_bytes)
+            + get(&self.held_bytes)
             + self.outbox.size().1 as u64
             + self.labels().bytes() as u64
+    }
+
+    /// Counts memory of a watched key, a subscription or a prefix.
+    pub(crate) fn hold(&self, bytes: usize) {
+        self.held_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Ends [`hold`](Self::hold).
+    pub(crate) fn release(&self, bytes: usize) {
+        self.held_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
     }
 
     /// Returns true if it still has to authenticate.
@@ -355,7 +374,7 @@ impl Client {
         let _ = writeln!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
-            psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem={} \
+            psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free={} argv-mem={} multi-mem={} \
             rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user={user} redir={} resp={} \
             lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
             self.id,
@@ -371,6 +390,8 @@ impl Client {
             self.queued.load(Ordering::Relaxed),
             self.watched.load(Ordering::Relaxed),
             get(&self.query_bytes),
+            get(&self.buffer_bytes)
+                .saturating_sub(get(&self.query_bytes) + get(&self.argument_bytes)),
             get(&self.argument_bytes),
             get(&self.queued_bytes),
             pieces,

@@ -184,6 +184,11 @@ impl Clients {
         }
     }
 
+    /// Lets the next [`relieve`](Self::relieve) close clients at once: the limit has changed.
+    pub fn look_again(&self) {
+        self.evicted_at_ms.store(0, Ordering::Relaxed);
+    }
+
     #[cold]
     fn relieve_now(&self, now_ms: u64) {
         let last_ms = self.evicted_at_ms.load(Ordering::Relaxed);
@@ -415,5 +420,21 @@ mod tests {
         let left: Vec<u64> = clients.all().iter().map(|client| client.id).collect();
         assert_eq!(left, [2], "only the one that is spared");
         assert_eq!(clients.evicted.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn memory_is_that_of_the_buffer_and_of_all_that_a_client_holds() {
+        let clients = Clients::default();
+        let client = clients.admit(10, false, client).expect("there is room");
+        let before = client.memory();
+        client.query_bytes.store(600, Ordering::Relaxed);
+        client.argument_bytes.store(300, Ordering::Relaxed);
+        assert_eq!(client.memory(), before + 900);
+        client.buffer_bytes.store(1000, Ordering::Relaxed);
+        assert_eq!(client.memory(), before + 1000, "the buffer has them");
+        client.hold(50);
+        assert_eq!(client.memory(), before + 1050);
+        client.release(50);
+        assert_eq!(client.memory(), before + 1000);
     }
 }

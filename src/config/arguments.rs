@@ -56,6 +56,9 @@ pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<ProgramAction,
             wants_value = false;
         } else if index == 0 && !arg.starts_with('-') {
             parsed.file = Some(arg.clone());
+        } else if !arg.starts_with('-') {
+            // As in Redis, the first directive behind a file needs no dashes.
+            parsed.statements.push(vec![arg.clone()]);
         } else {
             return Err(ConfigError {
                 origin: Origin::CommandLine,

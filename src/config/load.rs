@@ -10,7 +10,7 @@ use super::UserLine;
 use super::arguments::Arguments;
 use super::directives::{self, OBSOLETE, TABLE};
 use super::error::{ConfigError, Origin};
-use super::parse::{split_bytes, split_words};
+use super::parse::{quote_into, split_bytes, split_words};
 use super::settings::Values;
 use super::value;
 
@@ -54,9 +54,20 @@ pub(super) fn load(
     }
     loader.read_environment(environment)?;
     for words in &arguments.statements {
-        loader.apply(&Origin::CommandLine, &words.join(" "), words, 0)?;
+        loader.apply(&Origin::CommandLine, &shown(words), words, 0)?;
     }
     loader.finish()
+}
+
+/// Returns a statement of the command line as an error shows it: the name, and quoted words.
+fn shown(words: &[String]) -> String {
+    let (name, values) = words.split_first().map_or(("", words), |(name, values)| (name, values));
+    let mut text = name.to_owned();
+    for value in values {
+        text.push(' ');
+        quote_into(&mut text, value.as_bytes());
+    }
+    text
 }
 
 const DUPLICATE_USER: &str =

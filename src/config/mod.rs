@@ -37,6 +37,7 @@ use settings::Values;
 pub use error::{ConfigError, Origin};
 pub use networks::Network;
 pub use parse::{quote_into, split_bytes, split_words};
+pub use rewrite::RewriteScope;
 pub use settings::{
     AcceptMode, AppendFsync, ClientMemory, Compression, EndpointType, HttpTls, LogFormat, LogLevel,
     LogLimit, MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction,
@@ -290,7 +291,7 @@ impl Config {
     /// # Errors
     /// The text of the error reply.
     pub fn rewrite(&self) -> Result<(), String> {
-        self.rewrite_with_users(None)
+        self.rewrite_with_users(None, RewriteScope::Changed)
     }
 
     /// Like [`rewrite`](Self::rewrite), but also replaces the file's `user` lines by `users`, each
@@ -298,12 +299,16 @@ impl Config {
     ///
     /// # Errors
     /// The text of the error reply.
-    pub fn rewrite_with_users(&self, users: Option<&[String]>) -> Result<(), String> {
+    pub fn rewrite_with_users(
+        &self,
+        users: Option<&[String]>,
+        scope: RewriteScope,
+    ) -> Result<(), String> {
         let Some(file) = &self.file else {
             return Err("ERR The server is running without a config file".to_owned());
         };
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        rewrite::rewrite(file, &state.values, users)
+        rewrite::rewrite(file, &state.values, users, scope)
             .map_err(|error| format!("ERR Rewriting config file: {}", load::io_reason(&error)))
     }
 }

@@ -100,7 +100,12 @@ fn values_back_at_their_default_leave_or_show_it() {
 #[test]
 fn user_lines_are_replaced_on_demand() {
     let users = ["c off".to_owned()];
-    let lines = rewritten("user a on\nport 6379\nuser b on\n", &Values::defaults(), Some(&users));
+    let lines = rewritten(
+        "user a on\nport 6379\nuser b on\n",
+        &Values::defaults(),
+        Some(&users),
+        RewriteScope::Changed,
+    );
     assert!(lines.starts_with("user c off\nport 6379\n"), "{lines}");
     assert_eq!(lines.matches("user ").count(), 1, "{lines}");
 }
@@ -132,6 +137,18 @@ fn errors_are_those_of_the_reference() {
 
 #[test]
 fn lines_that_mean_nothing_become_comments() {
-    let lines = rewritten("nonsense 1\nport 'x\n", &Values::defaults(), None);
+    let lines =
+        rewritten("nonsense 1\nport 'x\n", &Values::defaults(), None, RewriteScope::Changed);
     assert!(lines.starts_with("# ??? nonsense 1\n# ??? port 'x\n"), "{lines}");
+}
+
+#[test]
+fn all_values_are_written_when_all_are_asked_for() {
+    let (_directory, config) = started_with("port 0\n");
+    let before = config.get(&[b"*"]);
+    config.rewrite_with_users(None, RewriteScope::All).expect("written");
+    let file = config.file().expect("there is one");
+    let text = fs::read_to_string(file).expect("it is there");
+    assert!(text.lines().any(|line| line == "timeout 0"), "{text}");
+    assert_eq!(restarted(file).get(&[b"*"]), before);
 }

@@ -159,6 +159,7 @@ fn command_line_takes_values_as_redis_does() {
         (&["--save", "900", "1", "--save", "300 10"], "save", "900 1 300 10"),
         (&["--shutdown-on-sigterm", "nosave", "now"], "shutdown-on-sigterm", "nosave now"),
         (&["--maxmemory", "1gb"], "maxmemory", "1073741824"),
+        (&["-", "maxmemory", "2gb", "--port", "1"], "maxmemory", "2147483648"),
         (&["--hash-max-ziplist-entries", "7"], "hash-max-listpack-entries", "7"),
         (&["--list-max-listpack-size", "-1"], "list-max-listpack-size", "-1"),
     ];
@@ -247,8 +248,11 @@ fn refusals_name_origin_directive_and_reason() {
     let shown = refused(&["--port", "x"], "").to_string();
     let lines: Vec<&str> = shown.lines().collect();
     assert!(lines[0].starts_with("*** FATAL CONFIG FILE ERROR (Flagstone "));
-    assert_eq!(lines[1..3], ["Reading the command line", ">>> 'port x'"]);
-    assert_eq!(refused(&["a.conf", "b.conf"], "").text, "b.conf");
+    assert_eq!(lines[1..3], ["Reading the command line", ">>> 'port \"x\"'"]);
+    assert_eq!(refused(&["a.conf", "b.conf"], "").origin, Origin::CommandLine);
+    assert_eq!(refused(&["-", "b.conf"], "").text, "b.conf");
+    let several = refused(&["--port", "--loglevel", "verbose"], "");
+    assert_eq!(several.text, "port \"--loglevel\" \"verbose\"");
     let error = load_with(&[], &[("FLAGSTONE_PORT", "x")], "").err().unwrap();
     assert_eq!(error.origin, Origin::Environment { variable: "FLAGSTONE_PORT".to_owned() });
 }

@@ -144,6 +144,7 @@ impl Connection {
             } else {
                 let wanted = self.parser.missing(self.buf.len());
                 large::reserve(&mut self.buf, READ, wanted);
+                self.charge_buffer();
                 self.stream.try_read_buf(&mut (&mut self.buf).limit(TURN_BYTES))
             };
             let n = match read {
@@ -294,12 +295,22 @@ impl Connection {
         }
     }
 
-    async fn check_buffer(&mut self) -> std::io::Result<bool> {
+    /// Charges the memory of the buffer; if there is too little, clients are closed.
+    fn charge_buffer(&mut self) {
         let client = &self.session.client;
-        client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
-        client.argument_bytes.store(0, Ordering::Relaxed);
+        client.buffer_bytes.store(self.buf.capacity() as u64, Ordering::Relaxed);
         self.taken.set(self.buf.capacity());
         self.worker.node.clients.relieve(client.last_ms());
+    }
+
+    async fn check_buffer(&mut self) -> std::io::Result<bool> {
+        let client = &self.session.client;
+        // Of a command that is incomplete, the bytes up to the argument that is being read.
+        let parsed = if self.parser.in_request() { self.parser.consumed() } else { 0 };
+        let rest = self.buf.len().saturating_sub(parsed);
+        client.query_bytes.store(rest as u64, Ordering::Relaxed);
+        client.argument_bytes.store(parsed as u64, Ordering::Relaxed);
+        self.charge_buffer();
         if self.buf.len() <= self.worker.settings().client_query_buffer_limit {
             return Ok(true);
         }

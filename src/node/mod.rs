@@ -225,7 +225,10 @@ impl Node {
                 Limit { all, single: all.saturating_add(value) }
             }
             ClientMemory::Bytes(bytes) => strict(bytes),
-            ClientMemory::Percent(percent) => strict(percent_of / 100 * u64::from(percent)),
+            ClientMemory::Percent(percent) => {
+                let bytes = u128::from(percent_of) * u128::from(percent) / 100;
+                strict(u64::try_from(bytes).unwrap_or(u64::MAX))
+            }
         }
     }
 

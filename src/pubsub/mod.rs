@@ -46,6 +46,11 @@ impl SubscriptionKind {
 /// Approximate memory in bytes of a subscription beside its name.
 const ENTRY: usize = 200;
 
+/// Returns the approximate memory in bytes of a subscription.
+fn weight(name: &[u8]) -> usize {
+    name.len() + ENTRY
+}
+
 /// Subscribers of one name, by client id.
 type Listeners = FnvHashMap<u64, Arc<Client>>;
 
@@ -223,7 +228,7 @@ impl PubSub {
     /// Reserves memory for subscriptions to these names; returns false if there is not enough.
     #[must_use]
     pub fn reserve<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> bool {
-        let bytes = names.map(|name| name.len() + ENTRY).sum();
+        let bytes = names.map(weight).sum();
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let fits = before.saturating_add(bytes) <= self.max_bytes;
         if !fits {
@@ -234,7 +239,7 @@ impl PubSub {
 
     /// Releases the memory of a subscription.
     fn release(&self, name: &[u8]) {
-        self.bytes.fetch_sub(name.len() + ENTRY, Ordering::Relaxed);
+        self.bytes.fetch_sub(weight(name), Ordering::Relaxed);
     }
 
     /// Subscribes a client, whose memory is reserved, and returns the shared copy of the name.

@@ -1,6 +1,6 @@
 //! The subscriptions of one connection.
 
-use super::{PubSub, SubscriptionKind};
+use super::{PubSub, SubscriptionKind, weight};
 use crate::clients::{Client, ClientState};
 use bytes::Bytes;
 use std::collections::HashSet;
@@ -29,6 +29,7 @@ impl Subscriptions {
             return;
         }
         names.insert(self.pubsub.add(kind, name, &self.client));
+        self.client.hold(weight(name));
         self.show(kind);
         self.client.set(ClientState::PUBSUB, true);
     }
@@ -36,10 +37,15 @@ impl Subscriptions {
     /// Ends a subscription; messages sent before are in the client's outbox.
     pub fn remove(&mut self, kind: SubscriptionKind, name: &[u8]) {
         if self.names[kind as usize].remove(name) {
-            self.pubsub.remove(kind, name, &self.client);
+            self.end(kind, name);
             self.show(kind);
             self.client.set(ClientState::PUBSUB, !self.is_empty());
         }
+    }
+
+    fn end(&self, kind: SubscriptionKind, name: &[u8]) {
+        self.pubsub.remove(kind, name, &self.client);
+        self.client.release(weight(name));
     }
 
     fn show(&self, kind: SubscriptionKind) {
@@ -68,7 +74,7 @@ impl Drop for Subscriptions {
     fn drop(&mut self) {
         for kind in SubscriptionKind::ALL {
             for name in std::mem::take(&mut self.names[kind as usize]) {
-                self.pubsub.remove(kind, &name, &self.client);
+                self.end(kind, &name);
             }
             self.show(kind);
         }

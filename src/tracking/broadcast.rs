@@ -11,6 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Approximate memory in bytes of a client's prefix beside its text.
 const ENTRY: usize = 200;
 
+/// Returns the approximate memory in bytes of a client's prefix.
+pub(super) fn prefix_weight(prefix: &[u8]) -> usize {
+    prefix.len() + ENTRY
+}
+
 /// Clients by prefix.
 #[derive(Debug)]
 pub struct Prefixes {
@@ -46,13 +51,13 @@ impl Prefixes {
 
     /// Returns true if there is memory for these prefixes.
     pub fn fits<'a>(&self, prefixes: impl Iterator<Item = &'a [u8]>) -> bool {
-        let more: usize = prefixes.map(|prefix| prefix.len() + ENTRY).sum();
+        let more: usize = prefixes.map(prefix_weight).sum();
         self.bytes.load(Ordering::Relaxed).saturating_add(more) <= self.max_bytes
     }
 
     /// Adds a prefix of a client that does not have it yet.
     pub(super) fn add(&self, prefix: Bytes, client: &Arc<Client>) {
-        self.bytes.fetch_add(prefix.len() + ENTRY, Ordering::Relaxed);
+        self.bytes.fetch_add(prefix_weight(&prefix), Ordering::Relaxed);
         let mut clients = self.lock();
         clients.entry(prefix).or_default().push(client.clone());
         self.count.store(clients.len(), Ordering::Relaxed);
@@ -60,7 +65,7 @@ impl Prefixes {
 
     /// Removes a prefix of a client.
     pub(super) fn remove(&self, prefix: &Bytes, client: &Client) {
-        self.bytes.fetch_sub(prefix.len() + ENTRY, Ordering::Relaxed);
+        self.bytes.fetch_sub(prefix_weight(prefix), Ordering::Relaxed);
         let mut clients = self.lock();
         if let Some(listeners) = clients.get_mut(prefix) {
             listeners.retain(|other| other.id != client.id);

@@ -1,6 +1,7 @@
 //! Tracking of one connection.
 
 use super::Prefixes;
+use super::broadcast::prefix_weight;
 use crate::clients::{Client, ClientState};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -76,6 +77,7 @@ impl Tracked {
         if !self.prefixes.contains(prefix) {
             let prefix = Bytes::copy_from_slice(prefix);
             self.prefixes.insert(prefix.clone());
+            self.client.hold(prefix_weight(&prefix));
             self.all_prefixes.add(prefix, &self.client);
         }
     }
@@ -106,6 +108,7 @@ impl Drop for Tracked {
         self.client.set_redirect(0);
         for prefix in &self.prefixes {
             self.all_prefixes.remove(prefix, &self.client);
+            self.client.release(prefix_weight(prefix));
         }
         self.listeners.fetch_sub(1, Ordering::Relaxed);
     }

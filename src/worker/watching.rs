@@ -64,6 +64,7 @@ impl Watches {
             let bytes = key.1.len() * 3 + ENTRY;
             let before = node.broadcast.listeners.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.bytes += bytes;
+            self.client.hold(bytes);
             if before + bytes > node.pressure.budget.watches {
                 return Err(TOO_MANY);
             }
@@ -81,6 +82,7 @@ impl Drop for Watches {
         self.watch.end();
         self.client.set_watch(None);
         self.client.watched.store(0, Ordering::Relaxed);
+        self.client.release(self.bytes);
         node.broadcast.listeners.count.fetch_sub(1, Ordering::Relaxed);
         node.broadcast.listeners.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();

@@ -326,3 +326,30 @@ fn a_replica_keeps_the_keys_of_its_primary_until_it_is_promoted() {
     sinks_to(&mut client, 1 << 20, "promoted");
     assert!(number(&mut client, &["DBSIZE"]) < 3000);
 }
+
+#[test]
+fn a_key_that_is_made_again_begins_with_the_first_count_of_accesses() {
+    let server = Server::start(&["--maxmemory-policy", "allkeys-lfu"]);
+    let mut client = server.client();
+    let mut freq = || -> i64 {
+        redis::cmd("OBJECT").arg("FREQ").arg("k").query(&mut client).expect("a number")
+    };
+    let mut other = server.client();
+    let mut run = |words: &[&str]| {
+        let mut command = redis::cmd(words[0]);
+        words[1..].iter().for_each(|word| _ = command.arg(word));
+        command.query::<redis::Value>(&mut other).expect("it runs");
+    };
+    run(&["SET", "k", "1"]);
+    assert_eq!(freq(), 5);
+    for _ in 0..200 {
+        run(&["GET", "k"]);
+    }
+    assert!(freq() > 6, "{}", freq());
+    run(&["DEL", "k"]);
+    run(&["GET", "k"]);
+    run(&["SET", "k", "2"]);
+    assert_eq!(freq(), 5, "the counts of the old value have gone with it");
+    run(&["GET", "k"]);
+    assert_eq!(freq(), 6, "the first access always counts");
+}

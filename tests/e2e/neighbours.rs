@@ -544,3 +544,88 @@ fn hears_of_its_own_writes(options: &[&str]) {
         assert_eq!(String::from_utf8_lossy(&got), format!("{reply}{push}"), "{n}");
     }
 }
+
+/// Sends commands until the server closes the connection.
+fn send_until_closed(socket: &mut TcpStream, command: impl Fn(usize) -> Vec<u8>) {
+    socket.set_read_timeout(Some(PATIENCE)).expect("set");
+    let (began, mut reply) = (Instant::now(), [0; 4096]);
+    for n in 0.. {
+        assert!(began.elapsed() < PATIENCE, "it is still open after {n} commands");
+        let answered = socket.write_all(&command(n)).and_then(|()| socket.read(&mut reply));
+        match answered {
+            Ok(0) | Err(_) => return,
+            Ok(_) => assert_ne!(reply[0], b'-', "{}", String::from_utf8_lossy(&reply)),
+        }
+    }
+}
+
+#[test]
+fn watched_keys_subscriptions_and_prefixes_count_as_a_clients_memory() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "200000"]].concat());
+    let numbered = |n: usize| format!("{n:09}").into_bytes();
+    send_until_closed(&mut server.socket(), |n| encode(&[b"WATCH", &numbered(n)]));
+    for subscribe in ["SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE"] {
+        let words = |n| encode(&[subscribe.as_bytes(), &numbered(n)]);
+        send_until_closed(&mut server.socket(), words);
+    }
+    send_until_closed(&mut server.socket(), |n| {
+        encode(&[b"CLIENT", b"TRACKING", b"ON", b"PREFIX", &numbered(n), b"BCAST"])
+    });
+    assert_eq!(info(&server, "stats", "evicted_clients"), 5);
+    // What was unwatched and unsubscribed does not count.
+    let mut good = server.socket();
+    for n in 0..2000 {
+        send(&mut good, &[b"WATCH", &numbered(n)]);
+        expect(&mut good, b"+OK\r\n");
+        send(&mut good, &[b"UNWATCH"]);
+        expect(&mut good, b"+OK\r\n");
+    }
+    std::thread::sleep(Duration::from_millis(1200));
+    send(&mut good, &[b"PING"]);
+    expect(&mut good, b"+PONG\r\n");
+}
+
+/// A field of CLIENT LIST for the client of this name.
+fn listed(client: &mut redis::Connection, name: &str, field: &str) -> Option<u64> {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("answered");
+    let line = list.lines().find(|line| line.contains(&format!(" name={name} ")))?;
+    let value = line.split(' ').find_map(|pair| pair.strip_prefix(field)?.strip_prefix('='));
+    value.expect("the field").parse().ok()
+}
+
+#[test]
+fn the_largest_clients_go_when_the_limit_is_lowered() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "0"]].concat());
+    let mut client = server.client();
+    let sizes = [128 << 10, MIB, 3 * MIB];
+    let mut sockets = Vec::new();
+    for (at, size) in sizes.iter().enumerate() {
+        for n in 0..2 {
+            let (mut socket, name) = (server.socket(), format!("c{at}-{n}"));
+            send(&mut socket, &[b"CLIENT", b"SETNAME", name.as_bytes()]);
+            expect(&mut socket, b"+OK\r\n");
+            socket.write_all(format!("*2\r\n${size}\r\n").as_bytes()).expect("sent");
+            socket.write_all(&vec![b'v'; *size]).expect("sent");
+            sockets.push(socket);
+            let began = Instant::now();
+            // The header of the argument is not part of it.
+            while listed(&mut client, &name, "qbuf") != Some(*size as u64) {
+                assert!(began.elapsed() < PATIENCE, "{:?}", listed(&mut client, &name, "qbuf"));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let memory = listed(&mut client, &name, "tot-mem").expect("listed");
+            assert!((*size as u64..*size as u64 * 5 / 4 + 4096).contains(&memory), "{memory}");
+        }
+    }
+    for (limit, left) in [(4 * MIB, 2), (MIB, 1)] {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("maxmemory-clients").arg(limit).query::<()>(&mut client).expect("set");
+        for at in 0..sizes.len() {
+            for n in 0..2 {
+                let is_there = listed(&mut client, &format!("c{at}-{n}"), "id").is_some();
+                assert_eq!(is_there, at < left, "c{at}-{n} with {limit} bytes");
+            }
+        }
+    }
+    assert_eq!(info(&server, "stats", "evicted_clients"), 4);
+}

@@ -3,7 +3,7 @@
 use super::ADMIN;
 use crate::acl::quoted_rules;
 use crate::commands::{Handler, Spec};
-use crate::config::{Change, set_failed};
+use crate::config::{Change, RewriteScope, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
@@ -12,6 +12,7 @@ use crate::tls;
 use crate::worker::Worker;
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, error, flag};
+use flagstone_wire::client_memory::CLIENTS;
 use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
@@ -61,6 +62,8 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         node.apply_latency_threshold();
         if limits {
+            CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
+            node.clients.look_again();
             let look = |worker: Rc<Worker>| async move { worker.look_at_data_set() };
             cx.worker.peers.on_all(true, look).await.map_err(|_| "ERR a worker is gone")?;
         }
@@ -130,6 +133,11 @@ fn resetstat<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 
 /// `CONFIG REWRITE`
 fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    rewrite_file(cx, RewriteScope::Changed)
+}
+
+/// Rewrites the configuration file, with the users that it has.
+pub(super) fn rewrite_file(cx: &mut Call<'_>, scope: RewriteScope) -> CallOutcome {
     let settings = cx.node.config.settings();
     // With a file of users, the configuration has none.
     let accounts = match settings.aclfile {
@@ -138,7 +146,7 @@ fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     };
     let users: Vec<String> =
         accounts.iter().map(|account| quoted_rules(&account.name, &account.user())).collect();
-    cx.node.config.rewrite_with_users(Some(&users))?;
+    cx.node.config.rewrite_with_users(Some(&users), scope)?;
     cx.out.ok();
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! DEBUG: commands for tests of clients and of the server itself.
 
-use super::debug_keys;
+use super::{config, debug_keys};
+use crate::config::RewriteScope;
 use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::{help, syntax};
 use flagstone_commands::{arg, is_word};
@@ -27,6 +28,7 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         (b"sleep", 3) => sleep(cx, args).await?,
         (b"reload", _) => reload(cx, args).await?,
         (b"loadaof", _) => make_durable(cx).await?,
+        (b"config-rewrite-force-all", 2) => config::rewrite_file(cx, RewriteScope::All)?,
         (b"set-active-expire", 3) => {
             let on = leading_int(arg(args, 2)?) != 0;
             cx.node.active_expire.store(on, Ordering::Relaxed);
@@ -80,6 +82,7 @@ fn show_help(out: &mut Reply) {
         "DEBUG",
         &[
             ("CHANGE-REPL-ID", "Does nothing: this server has no stream for replicas."),
+            ("CONFIG-REWRITE-FORCE-ALL", "Is CONFIG REWRITE with all directives."),
             ("DIGEST", "Answers a digest of all data."),
             ("DIGEST-VALUE <key> [<key> ...]", "Answers digests of these values."),
             ("ERROR <string>", "Answers an error with this text."),

@@ -472,7 +472,8 @@ impl Store {
         };
         let Some(entry) = table.map.get_bucket_mut(bucket) else { return Ok(None) };
         if self.touch {
-            if let Some(counting) = self.counting {
+            // A key that does not exist has no accesses: they begin with the next one of its name.
+            if let Some(counting) = self.counting.filter(|_| entry.is_live()) {
                 entry.count_access(now_ms, counting);
             }
             entry.accessed_s = (now_ms / 1000) as u32;

@@ -409,5 +409,6 @@ impl Entry {
     pub fn clear(&mut self) {
         self.value = Value::Absent;
         self.expire_at_ms = 0;
+        self.accesses = access::LFU_FIRST;
     }
 }
