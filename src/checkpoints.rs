@@ -4,6 +4,7 @@
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, branch, prune_archive, take};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::place::Place;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,6 +37,19 @@ pub type Taken = Result<Checkpoint, String>;
 
 /// Begins a checkpoint, and returns the receiver of its result; `None` if one is being taken.
 pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
+    begin_for(node, Purpose::Keeping)
+}
+
+/// Purpose of a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// It is kept, and older ones go.
+    Keeping,
+    /// Its taker removes it: the others stay.
+    Passing,
+}
+
+fn begin_for(node: &Arc<Node>, purpose: Purpose) -> Option<oneshot::Receiver<Taken>> {
     let changes = node.changes();
     {
         let mut stats = node.checkpoints.lock();
@@ -48,7 +62,7 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
     let (done, result) = oneshot::channel();
     let node = node.clone();
     node.background.clone().spawn(async move {
-        let taken = run(&node).await;
+        let taken = run(&node, purpose).await;
         let mut stats = node.checkpoints.lock();
         let begun = stats.running_since.take();
         stats.last_ok = taken.is_ok();
@@ -66,8 +80,12 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
 
 /// Takes a checkpoint that has everything written before; one that is being taken may not have it.
 pub async fn take_new(node: &Arc<Node>) -> Taken {
+    take_for(node, Purpose::Keeping).await
+}
+
+async fn take_for(node: &Arc<Node>, purpose: Purpose) -> Taken {
     loop {
-        let Some(taking) = begin(node) else {
+        let Some(taking) = begin_for(node, purpose) else {
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -77,6 +95,21 @@ pub async fn take_new(node: &Arc<Node>) -> Taken {
 
 /// Creates the data directory `to` from the current data; both share the files with rows.
 pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
+    branch_for(node, to, Purpose::Keeping).await.map(drop)
+}
+
+/// Creates the data directory `to` from the data at one record, whose lsn is returned. No checkpoint is
+/// left of it.
+pub async fn branch_at(node: &Arc<Node>, to: Place) -> Result<Lsn, String> {
+    let taken = branch_for(node, to, Purpose::Passing).await?;
+    let source = &node.checkpoints.source;
+    if let Err(error) = Catalog::of(&source.store).remove(&source.engines, &taken).await {
+        tracing::warn!(id = taken.id, "a checkpoint cannot be removed: {error:#}");
+    }
+    Ok(taken.lsn)
+}
+
+async fn branch_for(node: &Arc<Node>, to: Place, purpose: Purpose) -> Taken {
     let store = node.checkpoints.source.store.clone();
     let is_remote = store.dir().is_none();
     if is_remote {
@@ -90,7 +123,8 @@ pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
             }
         }
     }
-    let taken = take_new(node).await.map_err(|what| format!("no checkpoint: {what}"))?;
+    let taken = take_for(node, purpose).await;
+    let taken = taken.map_err(|what| format!("no checkpoint: {what}"))?;
     if is_remote && taken.record_bytes > BRANCH_RECORDS {
         return Err(format!(
             "{} bytes of records have come faster than the shards take them: \
@@ -98,9 +132,10 @@ pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
             taken.record_bytes, taken.id
         ));
     }
-    let making = node.background.spawn(async move { branch(&store, &taken.id, &to).await });
+    let id = taken.id.clone();
+    let making = node.background.spawn(async move { branch(&store, &id, &to).await });
     match making.await {
-        Ok(made) => made.map(drop).map_err(|error| format!("{error:#}")),
+        Ok(made) => made.map(|_| taken).map_err(|error| format!("{error:#}")),
         Err(_) => Err("the server is shutting down".into()),
     }
 }
@@ -121,7 +156,7 @@ impl Drop for Wanting {
     }
 }
 
-async fn run(node: &Node) -> Taken {
+async fn run(node: &Node, purpose: Purpose) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
     let catalog = Catalog::of(&source.store);
@@ -143,7 +178,7 @@ async fn run(node: &Node) -> Taken {
         ),
         Err(error) => tracing::warn!("no checkpoint was taken: {error:#}"),
     }
-    if taken.is_ok() {
+    if taken.is_ok() && purpose == Purpose::Keeping {
         let retention = retention(&node.config.settings());
         match catalog.retain(&source.engines, retention, node.clock.now_ms()).await {
             Ok(gone) if gone.is_empty() => {}

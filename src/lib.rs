@@ -16,6 +16,7 @@ pub mod commandlog;
 pub mod commands;
 pub mod config;
 pub mod connection;
+pub mod followers;
 pub mod functions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -17,7 +17,7 @@ use crate::node::{
     sync_mode,
 };
 use crate::open_files;
-use crate::replication;
+use crate::replication::{self, primary};
 use crate::routing;
 use crate::signals::{self, Reloads, Stops};
 use crate::supervisor::Supervisor;
@@ -183,6 +183,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         },
         presence_bytes: budget.presence,
         replay_bytes: budget.replay(),
+        feed_bytes: settings.repl_backlog_size,
         journal_bytes: budget.journal,
         lease: LEASE,
         cache: (settings.store_cache_size > 0)
@@ -200,6 +201,14 @@ fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> C
         journal: opened.journal.clone(),
         engines: opened.engines(),
         clock,
+    }
+}
+
+fn stored_state(opened: &mut Directory) -> StoredState {
+    StoredState {
+        libraries: std::mem::take(&mut opened.libraries),
+        source: std::mem::take(&mut opened.source),
+        feed: opened.feed.clone(),
     }
 }
 
@@ -224,10 +233,7 @@ fn serve(
         shard_workers,
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
-        stored: StoredState {
-            libraries: std::mem::take(&mut opened.libraries),
-            source: std::mem::take(&mut opened.source),
-        },
+        stored: stored_state(&mut opened),
         surroundings,
     });
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
@@ -236,6 +242,7 @@ fn serve(
         node.figures.start.supervised = SupervisedBy::Systemd.as_str();
     }
     let node = Arc::new(node);
+    primary::resume(&node, opened.feed_tail.take());
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
     let endpoints: Vec<Endpoint> = listening.endpoints().cloned().collect();
@@ -270,8 +277,9 @@ fn serve(
         let proving = prove_health(supervisor.clone(), node.clone(), peers.clone());
         background.spawn(proving);
     }
-    background.spawn(serve_changes(listening, node.clone(), peers));
+    background.spawn(serve_changes(listening, node.clone(), peers.clone()));
     background.spawn(run_periodically(node.clone()));
+    background.spawn(primary::run_feeder(node.clone(), peers.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
     supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
     // Long-running scripts see the request, whatever asked for it.

@@ -5,6 +5,7 @@ use crate::acl::Account;
 use crate::clients::{Client, ClientState};
 use crate::command::{Command, Request};
 use crate::config::Settings;
+use crate::followers::{ReplicaWish, SyncWish};
 use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::tracking::Tracked;
@@ -59,6 +60,10 @@ pub struct Session {
     pub in_exec: bool,
     /// Keys that it watches.
     pub watches: Option<Box<Watches>>,
+    /// Facts of a replica (REPLCONF), before it asks for the stream.
+    pub replica: Option<Box<ReplicaWish>>,
+    /// Set once it has asked for the stream: it is served as a replica from now on.
+    pub sync: Option<SyncWish>,
     /// Greatest journal position of a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -85,6 +90,8 @@ impl Session {
             transaction: None,
             in_exec: false,
             watches: None,
+            replica: None,
+            sync: None,
             written: 0,
         }
     }

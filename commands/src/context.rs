@@ -293,6 +293,37 @@ impl Ctx<'_> {
         Ok(())
     }
 
+    /// Returns true if a replica hears what commands do ([`say`](Self::say)).
+    #[inline]
+    pub fn is_heard(&self) -> bool {
+        self.store.words.is_wanted()
+    }
+
+    /// Says what this command has done, for replicas: they run this in place of the command itself. A
+    /// command whose own words have the same effect at any time, on any server, says nothing.
+    pub fn say(&mut self, words: &[&[u8]]) {
+        self.store.words.command(self.db, words.iter().copied());
+        self.store.words.tell();
+    }
+
+    /// Like [`say`](Self::say), for a command that may have changed nothing.
+    pub fn say_change(&mut self, words: &[&[u8]]) {
+        if self.store.words.is_unsaid(self.store.stats.changes) {
+            self.say(words);
+        }
+    }
+
+    /// Says that the running command has done nothing that replicas need.
+    pub fn say_nothing(&mut self) {
+        self.store.words.tell();
+    }
+
+    /// Says that this command has deleted a key because its time was over.
+    pub fn say_removal(&mut self, key: &[u8]) {
+        self.store.words.removal(self.db, key);
+        self.store.words.tell();
+    }
+
     /// Returns the time of this command in ms since the Unix epoch; fixed while it runs.
     pub fn now_ms(&self) -> u64 {
         self.store.now_ms()

@@ -2,6 +2,8 @@
 
 /// The RDB version that Valkey 8.1 and Redis 7.2 write.
 pub(crate) const VERSION: u16 = 11;
+/// Version of files with the types of Redis 7.0.
+pub(crate) const VERSION_OLD_TYPES: u16 = 10;
 /// The RDB version that Redis 7.4 and 8.0 write.
 pub(crate) const VERSION_FIELD_EXPIRY: u16 = 12;
 /// The last RDB version that Valkey leaves to other servers; those versions are not understood.

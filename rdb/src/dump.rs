@@ -136,6 +136,7 @@ fn set<B: AsRef<[u8]>>(form: SetForm, members: &[B], limits: &Limits) -> Vec<u8>
         return single(object_type::SET_INTSET, &intset::encode(&integers), limits);
     }
     if form == SetForm::Listpack
+        && !limits.old_types
         && fits_listpack(members.len(), usize::MAX, members.clone(), usize::MAX)
     {
         let mut listpack = Listpack::new();

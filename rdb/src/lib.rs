@@ -41,8 +41,8 @@ mod zipmap;
 
 pub use codes::FOOTER_LEN;
 pub(crate) use codes::{
-    FIELD_EXPIRY_MAX_MS, VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX, length, module_opcode,
-    object_type, opcode, quicklist_node,
+    FIELD_EXPIRY_MAX_MS, VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX, VERSION_OLD_TYPES,
+    length, module_opcode, object_type, opcode, quicklist_node,
 };
 pub use commands::{CommandSink, Expect, LargeValue, with_restore};
 pub use dump::{NodeLimit, dump};

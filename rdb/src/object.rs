@@ -83,6 +83,8 @@ pub struct Limits {
     pub list_max_listpack_size: i32,
     /// `rdbcompression`: LZF for strings of more than 20 bytes.
     pub compression: bool,
+    /// True to use only types that Redis 7.0 knows: consumers of streams then have no active time.
+    pub old_types: bool,
 }
 
 impl Default for Limits {
@@ -93,6 +95,7 @@ impl Default for Limits {
             hash_max_listpack_value: 64,
             list_max_listpack_size: -2,
             compression: true,
+            old_types: false,
         }
     }
 }

@@ -22,7 +22,11 @@ const SAME_FIELDS: i64 = 2;
 
 /// Returns the payload of a stream.
 pub(crate) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) -> Vec<u8> {
-    let mut writer = Writer::new(object_type::STREAM_LISTPACKS_3, limits.compression);
+    let object_type = match limits.old_types {
+        true => object_type::STREAM_LISTPACKS_2,
+        false => object_type::STREAM_LISTPACKS_3,
+    };
+    let mut writer = Writer::new(object_type, limits.compression);
     writer.len(stream.nodes.len() as u64);
     let mut len = 0;
     for node in &stream.nodes {
@@ -36,7 +40,7 @@ pub(crate) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) ->
         writer.len(seq);
     }
     writer.len(stream.entries_added);
-    stream_groups::write(&mut writer, &stream.groups);
+    stream_groups::write(&mut writer, &stream.groups, !limits.old_types);
     writer.finish(VERSION)
 }
 

@@ -16,7 +16,11 @@ use std::collections::{BTreeMap, HashSet};
 const NONE: u64 = u64::MAX;
 
 /// Writes all groups.
-pub(crate) fn write<B: AsRef<[u8]>>(writer: &mut Writer, groups: &[StreamGroup<B>]) {
+pub(crate) fn write<B: AsRef<[u8]>>(
+    writer: &mut Writer,
+    groups: &[StreamGroup<B>],
+    has_active: bool,
+) {
     writer.len(groups.len() as u64);
     for group in groups {
         writer.string(group.name.as_ref());
@@ -40,7 +44,9 @@ pub(crate) fn write<B: AsRef<[u8]>>(writer: &mut Writer, groups: &[StreamGroup<B
         for (consumer, ids) in group.consumers.iter().zip(owned) {
             writer.string(consumer.name.as_ref());
             writer.bytes(&consumer.seen_ms.to_le_bytes());
-            writer.bytes(&consumer.active_ms.unwrap_or(NONE).to_le_bytes());
+            if has_active {
+                writer.bytes(&consumer.active_ms.unwrap_or(NONE).to_le_bytes());
+            }
             writer.len(ids.len() as u64);
             ids.into_iter().for_each(|id| write_id(writer, id));
         }

@@ -74,11 +74,14 @@ bitflags! {
         const TIMED = 1 << 14;
         /// The connection uses TLS; it is not shown.
         const SECURED = 1 << 15;
+        /// The connection is that of a replica.
+        const REPLICA = 1 << 16;
     }
 }
 
 /// Letters of the states, in the order in which they are shown.
 const LETTERS: &[(ClientState, char)] = &[
+    (ClientState::REPLICA, 'S'),
     (ClientState::MONITOR, 'O'),
     (ClientState::PUBSUB, 'P'),
     (ClientState::MULTI, 'x'),
@@ -311,9 +314,10 @@ impl Client {
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
-    /// Returns true if it may be idle for any time: it is subscribed, monitors, or is blocked.
+    /// Returns true if it may be idle for any time: it is subscribed, monitors, is blocked, or follows.
     pub fn may_be_idle(&self) -> bool {
-        self.is(ClientState::PUBSUB | ClientState::MONITOR | ClientState::BLOCKED)
+        let states = ClientState::PUBSUB | ClientState::MONITOR | ClientState::BLOCKED;
+        self.is(states | ClientState::REPLICA)
     }
 
     /// Resets the state that RESET resets.

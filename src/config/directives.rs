@@ -44,7 +44,8 @@ const SAVING: &str = "every write is stored when it is answered; there are no pe
 const NO_FORK: &str = "the server never forks";
 const THREADS: &str = "threads are set by workers, net-workers and background-workers";
 const ALLOCATOR: &str = "the allocator needs no tuning or defragmentation";
-const REPLICATION: &str = "this server is no primary of replicas, and receives data sets in a file";
+const REPLICATION: &str =
+    "data sets are received in a file, and each replica is sent one of its own";
 const CLUSTER: &str = "a cluster of this server has one node";
 const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
@@ -258,14 +259,14 @@ pub(super) static TABLE: &[Directive] = &[
     d("replica-announce-ip", OptionalText, "", "address to announce").alias("slave-announce-ip"),
     d("replica-announce-port", Integer(PORT), "0", "port to announce").alias("slave-announce-port"),
     d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority"),
-    d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused: there are none, so anything but 0 refuses them").alias("min-slaves-to-write"),
+    d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused; 0: none are needed").alias("min-slaves-to-write"),
     d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica; 0: min-replicas-to-write has no effect").alias("min-slaves-max-lag"),
     d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up"),
-    d("repl-ping-replica-period", Integer((1, INT_MAX)), "10", "seconds between pings").alias("repl-ping-slave-period").inert(REPLICATION),
-    d("repl-backlog-size", Memory((1, LONG_MAX)), "10485760", "bytes of the backlog").inert(REPLICATION),
-    d("repl-backlog-ttl", Integer(LONG), "3600", "seconds the backlog is kept without replicas").inert(REPLICATION),
+    d("repl-ping-replica-period", Integer((1, INT_MAX)), "10", "seconds between pings to replicas").alias("repl-ping-slave-period"),
+    d("repl-backlog-size", Memory((1, LONG_MAX)), "10485760", "bytes of the stream for replicas that stay in memory"),
+    d("repl-backlog-ttl", Integer(LONG), "3600", "seconds after which the stream ends if there are no replicas; 0: never"),
     d("repl-disable-tcp-nodelay", YesNo, "no", "save bandwidth to replicas").inert(REPLICATION),
-    d("repl-diskless-sync", YesNo, "yes", "send the data set without a file").inert(REPLICATION),
+    d("repl-diskless-sync", YesNo, "yes", "send the data set as it is read, without a file, to replicas that can take it so"),
     d("repl-diskless-sync-delay", Integer(INT), "5", "seconds to wait for more replicas").inert(REPLICATION),
     d("repl-diskless-sync-max-replicas", Integer(INT), "0", "replicas that end the wait").inert(REPLICATION),
     d("repl-diskless-load", OneOf(&["disabled", "on-empty-db", "swapdb", "flush-before-load"]), "disabled", "receive the data set without a file").inert(REPLICATION),

@@ -434,6 +434,11 @@ settings! {
     /// True if the connection to the primary is secured.
     tls_replication: bool = |v, _| v.flag("tls-replication");
     repl_timeout_seconds: u64 = |v, _| v.number("repl-timeout");
+    repl_ping_replica_period_seconds: u64 = |v, _| v.number("repl-ping-replica-period");
+    repl_backlog_size: usize = |v, _| v.number("repl-backlog-size");
+    /// Zero: the stream for replicas never ends by itself.
+    repl_backlog_ttl_seconds: u64 = |v, _| v.number("repl-backlog-ttl");
+    repl_diskless_sync: bool = |v, _| v.flag("repl-diskless-sync");
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
     script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
     extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");

@@ -6,7 +6,9 @@ use super::{Connection, Settled, gate};
 use crate::clients::ClientState;
 use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
+use crate::followers::{ReplicaWish, SyncWish};
 use crate::large;
+use crate::replication::primary;
 use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
 use crate::worker::FinishedCommand;
@@ -171,6 +173,7 @@ impl Connection {
             }
             Manner::Databases(handler) => {
                 let mut databases = Databases::new(&self.worker, self.session.db, out);
+                databases.begin(command, args);
                 handler(&mut databases, args).await
             }
             Manner::Nothing(text) => Err(text.into()),
@@ -183,6 +186,14 @@ impl Connection {
         let settings = self.worker.settings();
         self.ran(command, args, out.len().saturating_sub(mark), &settings);
         Ok(self.settle(command, outcome, out, mark))
+    }
+
+    /// Serves the client as a replica, until the connection ends.
+    pub(super) async fn serve_replica(&mut self, wish: SyncWish) -> std::io::Result<()> {
+        let told = self.session.replica.take().map_or_else(ReplicaWish::default, |told| *told);
+        let buf = std::mem::take(&mut self.buf);
+        primary::serve(&self.worker, (&mut self.stream, buf), &self.session.client, told, wish)
+            .await
     }
 
     /// Counts a command that has run since the last one ended or the watch was started.

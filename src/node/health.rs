@@ -13,7 +13,7 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::SourcePosition;
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long writers wait for memory, in ms, while no engine takes, flushes or merges rows, before
@@ -53,6 +53,8 @@ pub struct Health {
     pub data_set: DataSet,
     /// True if the journal's store is unreachable.
     cut_off: AtomicBool,
+    /// Number of replicas with little lag, as of some ms ago.
+    good_replicas: AtomicUsize,
 }
 
 impl Health {
@@ -73,6 +75,7 @@ impl Health {
             replica: Replica::new(position),
             data_set: DataSet::new(shard_workers),
             cut_off: AtomicBool::new(false),
+            good_replicas: AtomicUsize::new(0),
         }
     }
 
@@ -94,6 +97,15 @@ impl Health {
 
     pub fn set_cut_off(&self, cut_off: bool) {
         self.cut_off.store(cut_off, Ordering::Relaxed);
+    }
+
+    /// Returns the number of replicas with at most `min-replicas-max-lag` of lag.
+    pub fn good_replicas(&self) -> usize {
+        self.good_replicas.load(Ordering::Relaxed)
+    }
+
+    pub fn set_good_replicas(&self, count: usize) {
+        self.good_replicas.store(count, Ordering::Relaxed);
     }
 
     /// Returns true if it is certain that no other server has taken the data over.

@@ -23,7 +23,7 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
         || health.is_disowned()
         || health.stalls.any()
         || !health.replica.is_plain_primary()
-        || lacks_replicas(settings)
+        || lacks_replicas(health, settings)
 }
 
 /// Returns the error if a command with these flags is refused.
@@ -40,7 +40,7 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
         Some(JOURNAL_FULL)
     } else if !flags.contains(flag!(STALE)) && health.is_disowned() && !settings.serve_stale_data {
         Some(DISOWNED)
-    } else if flags.contains(flag!(WRITE)) && lacks_replicas(settings) {
+    } else if flags.contains(flag!(WRITE)) && lacks_replicas(health, settings) {
         Some(NO_REPLICAS)
     } else if !health.replica.is_plain_primary() {
         refusal_of_replica(health, settings, flags)
@@ -71,7 +71,8 @@ fn refusal_of_replica(
     }
 }
 
-/// Returns true if writes need replicas, of which there are none.
-fn lacks_replicas(settings: &Settings) -> bool {
-    settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0
+/// Returns true if writes need more replicas than there are good ones.
+fn lacks_replicas(health: &Health, settings: &Settings) -> bool {
+    let wanted = settings.min_replicas_to_write as usize;
+    wanted > 0 && settings.min_replicas_max_lag > 0 && health.good_replicas() < wanted
 }

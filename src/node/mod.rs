@@ -38,6 +38,7 @@ use crate::acl::{Accounts, DenialLog};
 use crate::clients::Clients;
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
+use crate::followers::Followers;
 use crate::functions::Functions;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
@@ -46,6 +47,7 @@ use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::{Library, SourcePosition};
+use flagstone_storage::feed::Feed;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
 use flagstone_storage::place::Requests;
@@ -76,6 +78,7 @@ pub struct ListenChange {
 pub struct StoredState {
     pub libraries: Vec<Library>,
     pub source: SourcePosition,
+    pub feed: Arc<Feed>,
 }
 
 /// The parts of a node that the start of the process makes.
@@ -103,6 +106,8 @@ pub struct Node {
     /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
     pub clients: Clients,
+    /// Replicas of this server.
+    pub followers: Followers,
     pub access: Access,
     pub broadcast: Broadcast,
     pub code: Code,
@@ -189,6 +194,7 @@ impl Node {
             workers,
             shard_workers,
             clients: Clients::default(),
+            followers: Followers::new(parts.stored.feed),
             access: Access { accounts, denials: DenialLog::default() },
             broadcast,
             code,
@@ -309,6 +315,7 @@ impl Node {
     /// replica: its primary does that.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
+        store.words.want(self.followers.feed.is_on());
         store.count_accesses(self.health.data_set.counting());
         if self.pauses.now().is_some() || self.health.replica.is_following() {
             store.keep_expired();

@@ -17,6 +17,7 @@ mod apply;
 pub(crate) mod fuzz;
 mod link;
 mod load;
+pub(crate) mod primary;
 mod receive;
 mod stream;
 mod wire;
@@ -80,6 +81,7 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     let settings = node.config.settings();
     let applier = Applier::new(node, peers);
     link::remove_left_over(&settings);
+    primary::clean(node).await;
     applier.clear_part(None).await?;
     if settings.cluster_enabled && settings.replicaof.is_some() {
         return Err("replicaof directive not allowed in cluster mode".to_owned());

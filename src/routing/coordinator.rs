@@ -16,7 +16,7 @@ use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundErro
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
-use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
+use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop, said};
 use crate::worker::{
     Coordinated, CoordinatorRequest, FinishedCommand, LockKey, News, Ran, Shown, Worker, changer,
     refusal,
@@ -349,13 +349,18 @@ fn run_here(
     let settings = &settings.data;
     let reads_all = unit.reads_all(command.command, command.args());
     let mut cx = Ctx { again, reads_all, ..Ctx::new(&mut store, &mut out, db, settings) };
+    cx.store.words.begin_group();
     let outcome = match command.command.spec.run {
-        Route::Keys(handler) => handler(&mut cx, command.args()).map_err(UnitStop::from),
+        Route::Keys(handler) => {
+            said::run(&mut cx, command.command, command.args(), |cx, args| handler(cx, args))
+                .map_err(UnitStop::from)
+        }
         _ => match unit::handler(command.command) {
             Some(handler) => handler(&mut cx, &unit, command.args()),
             None => Err("ERR this command does not run on keys".into()),
         },
     };
+    cx.store.words.end_group();
     unit::UnitRun { store, out, outcome, effects: unit.into_effects() }
 }
 
@@ -398,12 +403,12 @@ fn commit(
         databases::seal(node, &mut sealed, before, now);
     }
     space.seal_source(&mut sealed);
-    if sealed.ops.is_empty() {
+    if sealed.is_empty() {
         return Ok(None);
     }
     let body = sealed.body();
-    let appended = node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]);
-    match appended {
+    let now_ms = node.clock.now_ms();
+    match node.followers.feed.append(&*node.journal, now_ms, &sealed, &[&body]) {
         Ok(lsn) => {
             let reached = sealed.source.into_iter();
             reached.for_each(|position| node.health.replica.reached(position));

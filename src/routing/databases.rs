@@ -7,14 +7,16 @@
 use super::call::{CallOutcome, CallStop};
 use super::coordinator::Coordination;
 use super::holds::{Changed, hand_back, hold_all, release};
-use crate::command::Patience;
+use crate::command::{Command, Patience};
 use crate::node::Node;
+use crate::unit::said::words_of;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_commands::ErrorText;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
+use flagstone_storage::words::RoundWords;
 use flagstone_storage::{Entry, Store};
-use flagstone_wire::resp::Reply;
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,12 +32,14 @@ pub struct Databases<'a> {
     pub out: &'a mut Reply,
     /// Workspace of the unit of which the command is a part. Every worker is held entirely.
     unit: Option<&'a mut Store>,
+    /// Words of the running command, for replicas.
+    words: Vec<Vec<u8>>,
 }
 
 impl<'a> Databases<'a> {
     /// Creates the view of a command that runs alone.
     pub fn new(worker: &'a Rc<Worker>, db: u32, out: &'a mut Reply) -> Self {
-        Self { worker, db, out, unit: None }
+        Self { worker, db, out, unit: None, words: Vec::new() }
     }
 
     /// Creates the view of a command that is part of a unit.
@@ -45,7 +49,32 @@ impl<'a> Databases<'a> {
         db: u32,
         out: &'a mut Reply,
     ) -> Self {
-        Self { worker, db, out, unit: Some(store) }
+        Self { worker, db, out, unit: Some(store), words: Vec::new() }
+    }
+
+    /// Notes the words of the command that runs: replicas run it, too, if it changes something.
+    pub fn begin(&mut self, command: &Command, args: Args<'_>) {
+        if self.worker.node.followers.feed.is_on() {
+            self.words = words_of(command, args).into_iter().map(<[u8]>::to_vec).collect();
+        }
+    }
+
+    /// Takes the words, as a group of a round.
+    fn said(&mut self) -> Vec<u8> {
+        let mut said = RoundWords::default();
+        said.want(!self.words.is_empty());
+        said.command(self.db, self.words.iter().map(|word| &**word));
+        said.into_bytes()
+    }
+
+    /// Says the words in the unit of which the command is a part.
+    fn say_in_unit(&mut self) {
+        let (db, words) = (self.db, std::mem::take(&mut self.words));
+        if let Some(space) = &mut self.unit
+            && !words.is_empty()
+        {
+            space.words.command(db, words.iter().map(|word| &**word));
+        }
     }
 
     /// Returns the number of databases.
@@ -119,41 +148,48 @@ impl<'a> Databases<'a> {
         let next = |node: &Node| node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
         if let Some(space) = &mut self.unit {
             dbs.into_iter().for_each(|db| space.flush(db, next(&self.worker.node)));
+            self.say_in_unit();
             return Ok(());
         }
         let flush = move |node: &Node, generations: &mut [u32]| {
             dbs.into_iter().for_each(|db| generations[db as usize] = next(node));
         };
-        change(self.worker, flush).await
+        change(self.worker, self.said(), flush).await
     }
 
     /// Swaps two databases.
     pub async fn swap(&mut self, a: u32, b: u32) -> CallOutcome {
         if let Some(space) = &mut self.unit {
             space.swap(a, b);
+            self.say_in_unit();
             return Ok(());
         }
         let swap =
             move |_: &Node, generations: &mut [u32]| generations.swap(a as usize, b as usize);
-        change(self.worker, swap).await
+        change(self.worker, self.said(), swap).await
     }
 }
 
 /// Gives databases other generations. The task continues even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
+    words: Vec<u8>,
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
 ) -> CallOutcome {
     let coordinator = worker.clone();
     let under_way = worker.node.ending.coordinator();
     let changing = tokio::task::spawn_local(async move {
         let _under_way = under_way;
-        change_now(&coordinator, make).await
+        change_now(&coordinator, words, make).await
     });
     changing.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
 
-async fn change_now(worker: &Rc<Worker>, make: impl FnOnce(&Node, &mut [u32])) -> CallOutcome {
+async fn change_now(
+    worker: &Rc<Worker>,
+    words: Vec<u8>,
+    make: impl FnOnce(&Node, &mut [u32]),
+) -> CallOutcome {
     let node = &worker.node;
     let mut held = Coordination::default();
     held.patience = Patience::Short;
@@ -162,12 +198,14 @@ async fn change_now(worker: &Rc<Worker>, make: impl FnOnce(&Node, &mut [u32])) -
     let mut now = before.clone();
     make(node, &mut now);
     let mut sealed = Sealed::default();
+    sealed.words = words;
     seal(node, &mut sealed, &before, &now);
     let body = sealed.body();
     let appended = match load_watched(worker, &before, &now, HashSet::new()).await {
         Ok(()) => node
-            .journal
-            .append(node.clock.now_ms(), &sealed.shards(), &[&body])
+            .followers
+            .feed
+            .append(&*node.journal, node.clock.now_ms(), &sealed, &[&body])
             .map_err(|error| refusal(&error)),
         Err(text) => Err(text.into()),
     };

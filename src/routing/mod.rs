@@ -15,6 +15,7 @@ mod coordinator;
 mod databases;
 mod holds;
 mod permits;
+mod rest;
 mod units;
 mod wait;
 
@@ -26,6 +27,7 @@ pub use call::{
 pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;
 pub use databases::Databases;
+pub(crate) use rest::at_rest;
 pub(crate) use wait::{run, run_or_wait};
 
 use crate::command::Command;

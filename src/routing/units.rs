@@ -79,7 +79,9 @@ async fn run_for(
         if !held.exclusive {
             return Err(UnitStop::Exclusive);
         }
-        handler(&mut Databases::in_unit(worker, store, db, &mut out), args).await?;
+        let mut databases = Databases::in_unit(worker, store, db, &mut out);
+        databases.begin(command.command, args);
+        handler(&mut databases, args).await?;
         return Ok(out.into_bytes());
     }
     let node = &worker.node;

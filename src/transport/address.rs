@@ -34,6 +34,11 @@ impl PeerAddr {
 }
 
 impl PeerAddr {
+    /// Returns the address without the port, as a text; empty for a Unix socket.
+    pub fn host(&self) -> String {
+        self.ip().map_or_else(String::new, |ip| ip.to_string())
+    }
+
     /// Returns the address of a client that this peer, a proxy, names.
     pub fn names(&self, client: SocketAddr) -> Self {
         if self.is_local() { Self::Tcp(client) } else { Self::Behind(client) }

@@ -86,7 +86,10 @@ fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {
         Some(handler) => {
             let db = command.request.db;
             let mut cx = Ctx::new(&mut store, &mut out, db, &settings.data);
-            handler(&mut cx, &unit, command.args())
+            cx.store.words.begin_group();
+            let outcome = handler(&mut cx, &unit, command.args());
+            cx.store.words.end_group();
+            outcome
         }
         None => Err("ERR this command runs no others".into()),
     };

@@ -10,6 +10,7 @@
 mod detached;
 mod effects;
 mod handlers;
+pub(crate) mod said;
 mod stop;
 
 pub use detached::{Ask, DetachedUnit, Question, UnitRun, spawn};
@@ -219,7 +220,9 @@ impl Unit<'_> {
         match command.spec.run {
             Route::Keys(handler) => {
                 cx.reads_all = self.reads_all(command, args);
-                self.run_on_keys(cx, command, args, |cx, args| Ok(handler(cx, args)?))
+                self.run_on_keys(cx, command, args, |cx, args| {
+                    Ok(said::run(cx, command, args, |cx, args| handler(cx, args))?)
+                })
             }
             Route::Unit | Route::Script | Route::Either => {
                 let run = handler(command).ok_or("ERR this command is part of no other")?;

@@ -66,6 +66,7 @@ impl Worker {
             // It is in memory, and locked: it cannot be missing.
             if store.remove(db, name).unwrap_or(false) {
                 store.notes.event(db, name, NotifyFlags::GENERIC, "del");
+                store.words.removal(db, name);
             }
         }
         store.see_open_round();

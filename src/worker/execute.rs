@@ -4,6 +4,7 @@
 use super::rounds::Shown;
 use super::{FinishedCommand, Worker};
 use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, Route};
+use crate::unit::said;
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
@@ -233,7 +234,9 @@ impl Worker {
         let (db, again, data) = (request.db, request.again, &settings.data);
         let reads_all = self.node.reads_all(request, command, args);
         let mut cx = Ctx { again, reads_all, ..Ctx::new(store, out, db, data) };
-        let outcome = handler(&mut cx, args);
+        cx.store.words.begin_group();
+        let outcome = said::run(&mut cx, command, args, |cx, args| handler(cx, args));
+        cx.store.words.end_group();
         let mut empty = None;
         let mut ended = Outcome::Failed;
         match outcome {
@@ -254,7 +257,7 @@ impl Worker {
                 return Err(blocked_by(needs, run).into());
             }
         }
-        let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
+        let (seen, dirty) = (partition.store.seen(), partition.store.has_to_commit());
         if request.track && empty.is_none() {
             let has_news = !partition.store.notes.is_empty();
             self.remember_read(run, has_news);

@@ -139,8 +139,10 @@ impl Worker {
             newest = newest.max(partition.store.round_of(*db, key).unwrap_or(0));
         }
         let is_open = newest > partition.closed();
+        // Words of the open round may depend on the keys: they come before the loan's.
+        let has_words = !partition.store.words.is_empty();
         drop(partition);
-        if is_open {
+        if is_open || has_words {
             self.commit();
         }
         // A commit that fails takes the entries from memory.
@@ -185,7 +187,9 @@ impl Worker {
             let mut partition = self.partition.borrow_mut();
             let store = &mut partition.store;
             let newest = acquire.keys.iter().filter_map(|(db, key)| store.round_of(*db, key)).max();
-            if acquire.all { store.round() } else { newest.unwrap_or(0) }
+            // Words of the open round may depend on the keys: they come before the loan's.
+            let all = acquire.all || !store.words.is_empty();
+            if all { store.round() } else { newest.unwrap_or(0) }
         };
         if round > self.partition.borrow().closed() {
             self.commit();

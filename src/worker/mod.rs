@@ -354,6 +354,17 @@ impl Worker {
         stored
     }
 
+    /// Sends a command to replicas that changes no data.
+    pub(crate) fn say(&self, db: u32, words: &[&[u8]]) {
+        if self.node.followers.feed.is_on() {
+            let mut partition = self.partition.borrow_mut();
+            partition.store.words.want(true);
+            partition.store.words.command(db, words.iter().copied());
+            drop(partition);
+            self.commit_soon();
+        }
+    }
+
     /// Syncs the journal on this thread, because there is no other committer.
     fn sync_inline(&self, partition: &mut Partition) {
         if self.node.journal.durable() < partition.last_lsn()

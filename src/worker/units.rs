@@ -94,7 +94,9 @@ impl Worker {
         let (db, again) = (request.db, request.again);
         let settings = &settings.data;
         let mut cx = Ctx { again, ..Ctx::new(store, out, db, settings) };
+        cx.store.words.begin_group();
         let outcome = handler(&mut cx, &unit, args);
+        cx.store.words.end_group();
         match outcome {
             Ok(()) | Err(UnitStop::Handler(Stop::Error(_))) => partition.store.end_unit(),
             Err(_) => partition.roll_back(),
@@ -113,7 +115,7 @@ impl Worker {
         let &Invocation { command, args, request, settings, .. } = run;
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        let (seen, dirty) = (store.seen(), store.is_dirty());
+        let (seen, dirty) = (store.seen(), store.has_to_commit());
         let notes: Vec<Note> = store.notes.take();
         let is_open = seen > partition.closed();
         drop(partition);

@@ -21,9 +21,16 @@ pub struct Sealed {
     pub(crate) keys: Vec<DirtyKey>,
     /// Position in the stream of another server that the round has reached.
     pub source: Option<SourcePosition>,
+    /// Words of the round for replicas; see `words.rs`.
+    pub words: Vec<u8>,
 }
 
 impl Sealed {
+    /// Returns true if no record is needed.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty() && self.words.is_empty()
+    }
+
     /// Returns the shards with operations, ascending.
     pub fn shards(&self) -> Vec<u16> {
         self.ops.keys().copied().collect()
@@ -205,6 +212,7 @@ impl Store {
         self.spare = spare;
         sealed.ops.retain(|_, ops| !ops.is_empty());
         sealed.keys = keys;
+        sealed.words = self.words.take();
         self.next_round();
         sealed
     }
@@ -222,6 +230,7 @@ impl Store {
 
     /// Reuses the memory of a sealed round.
     pub fn recycle(&mut self, sealed: Sealed) {
+        self.words.reuse(sealed.words);
         self.spare.extend(sealed.ops.into_values().filter_map(OpWriter::recycled));
         let mut keys = sealed.keys;
         keys.clear();

@@ -19,6 +19,7 @@ pub mod directory;
 pub mod encoding;
 pub mod engine;
 mod evict;
+pub mod feed;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod journal;
@@ -45,6 +46,7 @@ pub mod store;
 mod table;
 pub mod times;
 pub mod value;
+pub mod words;
 
 pub use resolved::{Replaced, Resolved};
 pub use shard::OldRows;

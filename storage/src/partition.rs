@@ -4,6 +4,7 @@ use crate::commit::{Sealed, split_body};
 use crate::control::{complete_row, presence_key};
 use crate::encoding::{Delta, Library, SourcePosition};
 use crate::engine::Engine;
+use crate::feed::Feed;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
 use crate::need::PointReads;
@@ -42,6 +43,7 @@ pub struct Partition {
     pub store: Store,
     pub shards: BTreeMap<u16, Shard>,
     journal: Arc<dyn Journal>,
+    feed: Arc<Feed>,
     /// Rounds in the journal that are not yet known to be durable, with their lsn.
     rounds: VecDeque<(u64, Lsn)>,
     closed_round: u64,
@@ -78,6 +80,7 @@ impl Partition {
             store,
             shards,
             journal,
+            feed: Arc::default(),
             rounds: VecDeque::new(),
             closed_round: 0,
             durable: 0,
@@ -91,6 +94,14 @@ impl Partition {
         this.publish_presence();
         this.allow_blind();
         this
+    }
+
+    /// Makes its records part of a feed.
+    #[must_use]
+    pub(crate) fn with_feed(mut self, feed: &Arc<Feed>) -> Self {
+        self.feed = feed.clone();
+        self.store.words.want(feed.is_on());
+        self
     }
 
     /// Returns the greatest round that is closed: in the journal, or failed.
@@ -113,12 +124,12 @@ impl Partition {
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
         let mut sealed = self.store.seal();
         self.store.seal_source(&mut sealed);
-        if sealed.ops.is_empty() {
+        if sealed.is_empty() {
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
         let heads = sealed.heads();
-        match self.journal.append(now_ms, &sealed.shards(), &sealed.parts(&heads)) {
+        match self.feed.append(&*self.journal, now_ms, &sealed, &sealed.parts(&heads)) {
             Ok(lsn) => {
                 for (shard, ops) in &sealed.ops {
                     if let Some(shard) = self.shards.get_mut(shard) {
@@ -187,13 +198,14 @@ impl Partition {
     }
 
     /// Puts (`Some`) and deletes libraries of functions in one record. The partition must have the
-    /// shard of the libraries.
+    /// shard of the libraries. `words`: the command that does so.
     pub fn put_libraries(
         &mut self,
         now_ms: u64,
         changes: &[(&[u8], Option<&Library>)],
+        words: Vec<u8>,
     ) -> Result<Lsn, JournalError> {
-        let mut record = Sealed::default();
+        let mut record = Sealed { words, ..Sealed::default() };
         let ops = record.ops.entry(LIBRARIES_SHARD).or_default();
         for (name, library) in changes {
             let key = Library::row_key(name);
@@ -227,7 +239,7 @@ impl Partition {
     /// Appends a record of control rows, and merges it.
     fn put_control(&mut self, now_ms: u64, record: &Sealed) -> Result<Lsn, JournalError> {
         let body = record.body();
-        let lsn = self.journal.append(now_ms, &record.shards(), &[&body])?;
+        let lsn = self.feed.append(&*self.journal, now_ms, record, &[&body])?;
         self.merge(lsn, &body);
         self.note_lsn(lsn);
         Ok(lsn)

@@ -57,6 +57,9 @@ const ROWS: &[Row] = &[
         &["SET k v", "CONFIG SET maxmemory 1mb", "SET k v"],
         is_okay,
     ),
+    ("repl-backlog-size", "2mb", &["INFO replication"], |r| {
+        r.contains("repl_backlog_size:2097152")
+    }),
     ("min-replicas-to-write", "1", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("min-replicas-max-lag", "0", &["CONFIG SET min-replicas-to-write 1", "SET k v"], is_okay),
     (
@@ -156,6 +159,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("primaryauth", "replica::a_link_is_tried_again_and_says_why_it_is_down"),
     ("replica-announce-ip", "is read for each connection to a primary"),
     ("replica-announce-port", "is read for each connection to a primary"),
+    ("repl-ping-replica-period", "followers::settings_of_a_primary_take_effect_at_once"),
+    ("repl-backlog-ttl", "followers::settings_of_a_primary_take_effect_at_once"),
+    ("repl-diskless-sync", "followers::settings_of_a_primary_take_effect_at_once"),
     ("repl-timeout", "roles::settings_of_a_replica_take_effect_at_once"),
     ("replica-priority", "roles::settings_of_a_replica_take_effect_at_once"),
     ("replica-read-only", "roles::settings_of_a_replica_take_effect_at_once"),

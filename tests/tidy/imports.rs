@@ -35,6 +35,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "outbox",
     "stalls",
     "replica",
+    "followers",
     "transport",
     "command",
     "acl",

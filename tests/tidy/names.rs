@@ -108,8 +108,9 @@ fn is_family(path: &str) -> bool {
 #[test]
 fn commands_are_known_by_their_declarations() {
     /// `config` and `log` have words of their own that commands have too; clients (`cli`, `http`) name
-    /// the commands that they send, and `replication` those that it gets.
-    const OTHERS: &[&str] = &["commands", "config", "log", "cli", "http", "replication"];
+    /// the commands that they send, and `replication` and `followers` those between servers.
+    const OTHERS: &[&str] =
+        &["commands", "config", "log", "cli", "http", "replication", "followers"];
     let commands = commands();
     let is_command = |text: &str| commands.iter().any(|name| name.eq_ignore_ascii_case(text));
     let mut found = BTreeMap::new();

@@ -25,8 +25,18 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Returns the payload of a key's value, and when the key expires (ms since the Unix epoch; 0:
 /// never); `None` if the key does not exist.
 pub fn payload_of(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<(Vec<u8>, u64)>, Stop> {
+    payload(cx, name, false)
+}
+
+/// Like [`payload_of`], in types that Redis 7.0 knows.
+pub fn old_payload_of(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<(Vec<u8>, u64)>, Stop> {
+    payload(cx, name, true)
+}
+
+fn payload(cx: &mut Ctx<'_>, name: &[u8], old_types: bool) -> Result<Option<(Vec<u8>, u64)>, Stop> {
     let due_ms = cx.due_ms();
-    let mut limits = Limits { compression: cx.settings.rdbcompression, ..Limits::default() };
+    let compression = cx.settings.rdbcompression;
+    let mut limits = Limits { compression, old_types, ..Limits::default() };
     let entry = cx.store.entry(cx.db, name)?;
     let expire_at_ms = entry.map_or(0, |entry| entry.expire_at_ms);
     let payload = match entry.map(|entry| &entry.value) {
@@ -148,8 +158,17 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if expire_at_ms != 0 && (expire_at_ms <= cx.due_ms() || expire_at_ms > i64::MAX as u64)
         || value.is_absent()
     {
-        cx.delete(name)?;
+        if cx.delete(name)? {
+            cx.say_removal(name);
+        }
         return Ok(());
+    }
+    if expire_at_ms != 0 && !options.absolute && cx.is_heard() {
+        let at_ms = expire_at_ms.to_string();
+        let mut words: Vec<&[u8]> = args.iter().collect();
+        words[2] = at_ms.as_bytes();
+        words.push(b"ABSTTL");
+        cx.say(&words);
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     entry.value = value;

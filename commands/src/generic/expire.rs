@@ -102,15 +102,28 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
         Some(at) => {
             entry.expire_at_ms = at;
             entry.event(NotifyFlags::GENERIC, "expire");
+            if cx.is_heard() {
+                say_expiry(cx, args, at);
+            }
         }
         None => {
             entry.clear();
             entry.event(NotifyFlags::EXPIRED, "expired");
             cx.store.stats.expired += 1;
+            cx.say_removal(name);
         }
     }
     cx.out.int(1);
     Ok(())
+}
+
+/// Says an expiry with an absolute time, and the same options.
+fn say_expiry(cx: &mut Ctx<'_>, args: Args<'_>, at_ms: u64) {
+    let at_ms = at_ms.to_string();
+    let mut words: Vec<&[u8]> = args.iter().collect();
+    words[0] = b"PEXPIREAT";
+    words[2] = at_ms.as_bytes();
+    cx.say(&words);
 }
 
 /// `EXPIRE key seconds [NX | XX | GT | LT]`

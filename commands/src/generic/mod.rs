@@ -13,7 +13,7 @@ use flagstone_storage::notify::NotifyFlags;
 use flagstone_wire::resp::Args;
 
 pub use dump::COMMANDS as DUMP;
-pub use dump::payload_of;
+pub use dump::{old_payload_of, payload_of};
 pub use expire::COMMANDS as EXPIRE;
 pub use key::COMMANDS as KEY;
 pub use object::COMMANDS as OBJECT;

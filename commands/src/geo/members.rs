@@ -34,7 +34,22 @@ fn geoadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if pairs.is_empty() {
         return Err(error::SYNTAX.into());
     }
-    add_pairs(cx, arg(args, 1)?, &pairs, options)
+    add_pairs(cx, arg(args, 1)?, &pairs, options)?;
+    if cx.is_heard() {
+        say_scores(cx, args, first, &pairs);
+    }
+    Ok(())
+}
+
+/// Says a ZADD of the scores; the options end at `first`.
+fn say_scores(cx: &mut Ctx<'_>, args: Args<'_>, first: usize, pairs: &[(f64, &[u8])]) {
+    let scores: Vec<String> = pairs.iter().map(|(score, _)| format!("{score:.0}")).collect();
+    let mut words: Vec<&[u8]> = args.iter().take(first).collect();
+    words[0] = b"ZADD";
+    for (score, (_, name)) in scores.iter().zip(pairs) {
+        words.extend([score.as_bytes(), name]);
+    }
+    cx.say_change(&words);
 }
 
 /// Writes a reply for each of the members from the second argument on: `reply` with its position,

@@ -4,7 +4,7 @@ use super::expiry::{Applied, ExpiryCondition, FieldTimeForm, apply};
 use super::{
     NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty,
     entry_with_fields, fields_from, hash_in, hash_or_new, key_arg, remove_expired, remove_field,
-    tail,
+    say_deleted, say_fields, tail,
 };
 use crate::until_zero_byte;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
@@ -21,9 +21,10 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         hash.require(tail(args, first)).or_load(cx.db, key)?;
     }
     cx.out.array(args.len() - first);
-    let (mut deleted, mut expired) = (0, 0);
+    let (mut gone, mut deleted, mut expired) = (Vec::new(), 0, 0);
     for name in tail(args, first) {
         let field = entry.as_mut().and_then(|entry| remove_field(entry, name));
+        gone.extend(field.as_ref().map(|_| name));
         deleted += u64::from(field.is_some());
         let live = field.as_ref().filter(|field| !field.is_expired(due_ms));
         expired += u64::from(live.is_none() && field.is_some());
@@ -40,6 +41,7 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         entry.deletion_event();
         cx.store.stats.expired_fields += expired;
     }
+    say_deleted(cx, key, &gone);
     Ok(())
 }
 
@@ -71,11 +73,13 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Ok(());
     };
     let (mut expired, mut deleted, mut changed) = (0, 0, 0);
+    let (mut gone, mut set) = (Vec::new(), Vec::new());
     for name in tail(args, first) {
         let field = hash_in(entry).and_then(|hash| hash.peek(name).ok().flatten());
         if field.is_some_and(|field| field.is_expired(due_ms)) {
             cx.out.null();
             remove_field(entry, name);
+            gone.push(name);
             expired += 1;
             continue;
         }
@@ -86,8 +90,14 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
                 let applied = apply(entry, name, at_ms, due_ms, ExpiryCondition::Always);
                 deleted += u64::from(applied == Applied::Deleted);
                 changed += u64::from(applied == Applied::Set);
+                match applied {
+                    Applied::Deleted => gone.push(name),
+                    Applied::Set => set.push(name),
+                    Applied::NoField | Applied::ConditionNotMet => {}
+                }
             }
             ExpiryChange::Persist if expires => {
+                set.push(name);
                 changed += 1;
                 entry.as_hash_mut().map(|hash| hash.set_expiry(name, 0));
             }
@@ -108,7 +118,28 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         entry.deletion_event();
     }
     cx.store.stats.expired_fields += expired + deleted;
+    say_changes(cx, key, change, (&set, &gone));
     Ok(())
+}
+
+/// Says what HGETEX has done: the fields that it has changed, and those that are gone.
+fn say_changes(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    change: ExpiryChange,
+    (set, gone): (&[&[u8]], &[&[u8]]),
+) {
+    if !cx.is_heard() {
+        return;
+    }
+    match change {
+        ExpiryChange::ExpireAt(at_ms) => {
+            say_fields(cx, &[b"HPEXPIREAT", key, at_ms.to_string().as_bytes()], set);
+        }
+        ExpiryChange::Persist => say_fields(cx, &[b"HPERSIST", key], set),
+        ExpiryChange::Nothing => {}
+    }
+    say_deleted(cx, key, gone);
 }
 
 /// Expiry of the fields that HSETEX sets.
@@ -209,8 +240,15 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     convert_if_long(hash, settings);
     entry.event(NotifyFlags::HASH, "hset");
-    if matches!(options.expiry, NewExpiry::At(_)) {
+    if let NewExpiry::At(at_ms) = options.expiry {
         entry.event(NotifyFlags::HASH, "hexpire");
+        if cx.is_heard() {
+            let pairs: Vec<&[u8]> = tail(args, options.first).collect();
+            let (at_ms, count) = (at_ms.to_string(), (pairs.len() / 2).to_string());
+            let head =
+                [&b"HSETEX"[..], key, b"PXAT", at_ms.as_bytes(), b"FIELDS", count.as_bytes()];
+            cx.say(&[&head[..], &pairs].concat());
+        }
     }
     Ok(())
 }
@@ -247,13 +285,15 @@ fn delete_fields<'n>(
         cx.notify(NotifyFlags::GENERIC, "del", key);
         return Ok(());
     };
-    let deleted = names.filter(|name| remove_field(&mut entry, name).is_some()).count();
-    if deleted > 0 {
+    let deleted: Vec<&[u8]> =
+        names.filter(|name| remove_field(&mut entry, name).is_some()).collect();
+    if !deleted.is_empty() {
         drop_if_empty(&mut entry);
     }
     entry.event(NotifyFlags::HASH, "hset");
     entry.removal_event(NotifyFlags::HASH, "hdel");
-    cx.store.stats.expired_fields += deleted as u64;
+    cx.store.stats.expired_fields += deleted.len() as u64;
+    say_deleted(cx, key, &deleted);
     Ok(())
 }
 

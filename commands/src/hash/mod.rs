@@ -40,14 +40,28 @@ fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {
 fn entry_with_fields<'a, 'n>(
     cx: &'a mut Ctx<'_>,
     key: &[u8],
-    names: impl Iterator<Item = &'n [u8]>,
+    names: impl Iterator<Item = &'n [u8]> + Clone,
 ) -> Result<EntryMut<'a>, Stop> {
-    let db = cx.db;
-    let entry = cx.store.entry_mut(db, key)?;
+    let (db, due_ms) = (cx.db, cx.due_ms());
+    let mut entry = cx.store.entry_mut(db, key)?;
+    let mut expired = Vec::new();
     match &entry.value {
         Value::Absent => {}
-        Value::Hash(hash) => hash.require(names).or_load(db, key)?,
+        Value::Hash(hash) => {
+            hash.require(names.clone()).or_load(db, key)?;
+            if hash.is_due(due_ms) {
+                let is_expired = |name: &&[u8]| {
+                    let field = hash.peek(name).ok().flatten();
+                    field.is_some_and(|field| field.is_expired(due_ms))
+                };
+                expired.extend(names.filter(is_expired));
+            }
+        }
         _ => return Err(error::WRONG_TYPE.into()),
+    }
+    if !expired.is_empty() {
+        // The command sees none of them; a replica, which leaves expiry to this server, would.
+        entry.say_expired(expired.into_iter());
     }
     Ok(entry)
 }
@@ -87,23 +101,40 @@ fn remove_expired<'n>(
     }
     let due_ms = cx.due_ms();
     let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
-    let mut removed = 0;
+    let mut removed = Vec::new();
     for name in names {
         let field = hash_in(&entry).and_then(|hash| hash.peek(name).ok().flatten());
         if field.is_some_and(|field| field.is_expired(due_ms)) {
             remove_field(&mut entry, name);
-            removed += 1;
+            removed.push(name);
         }
     }
-    if removed > 0 {
+    if !removed.is_empty() {
         drop_if_empty(&mut entry);
         if let Some(event) = event {
             entry.event(NotifyFlags::HASH, event);
         }
         entry.deletion_event();
-        cx.store.stats.expired_fields += removed;
+        cx.store.stats.expired_fields += removed.len() as u64;
+        cx.store.words.fields(cx.db, key, removed.into_iter());
+        cx.store.words.excuse();
     }
     Ok(())
+}
+
+/// Says a command on fields of a hash, if there are any: `words`, their number, and their names.
+fn say_fields(cx: &mut Ctx<'_>, words: &[&[u8]], names: &[&[u8]]) {
+    if !names.is_empty() {
+        let count = names.len().to_string();
+        cx.say(&[words, &[b"FIELDS", count.as_bytes()], names].concat());
+    }
+}
+
+/// Says that fields of a hash were deleted, if there are any.
+fn say_deleted(cx: &mut Ctx<'_>, key: &[u8], names: &[&[u8]]) {
+    if !names.is_empty() {
+        cx.say(&[&[b"HDEL", key][..], names].concat());
+    }
 }
 
 /// Converts the hash to a "hashtable" if the names and values to be set are too long or too many

@@ -1,7 +1,10 @@
 //! Expiry of fields: HEXPIRE, HTTL, HPERSIST and their variants.
 
 use super::expiry::{Applied, ExpiryCondition, FieldTimeForm, apply};
-use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
+use super::{
+    NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, say_deleted,
+    say_fields, tail,
+};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
@@ -25,20 +28,28 @@ fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm, command: &str) 
         hash.require(tail(args, first)).or_load(cx.db, key)?;
     }
     cx.out.array(args.len() - first);
-    let (mut set, mut deleted) = (0, 0);
+    let (mut set, mut deleted) = (Vec::new(), Vec::new());
     for name in tail(args, first) {
         let applied = match &mut entry {
             Some(entry) => apply(entry, name, at_ms, due_ms, condition),
             None => Applied::NoField,
         };
-        set += u64::from(applied == Applied::Set);
-        deleted += u64::from(applied == Applied::Deleted);
+        match applied {
+            Applied::Set => set.push(name),
+            Applied::Deleted => deleted.push(name),
+            Applied::NoField | Applied::ConditionNotMet => {}
+        }
         cx.out.int(applied as i64);
     }
-    if let Some(entry) = entry.as_mut().filter(|_| set + deleted > 0) {
+    if let Some(entry) = entry.as_mut().filter(|_| set.len() + deleted.len() > 0) {
         drop_if_empty(entry);
-        entry.removal_event(NotifyFlags::HASH, if deleted > 0 { "hdel" } else { "hexpire" });
-        cx.store.stats.expired_fields += deleted;
+        let event = if deleted.is_empty() { "hexpire" } else { "hdel" };
+        entry.removal_event(NotifyFlags::HASH, event);
+        cx.store.stats.expired_fields += deleted.len() as u64;
+    }
+    if cx.is_heard() {
+        say_fields(cx, &[b"HPEXPIREAT", key, at_ms.to_string().as_bytes()], &set);
+        say_deleted(cx, key, &deleted);
     }
     Ok(())
 }

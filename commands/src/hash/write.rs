@@ -139,6 +139,9 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let sum = value.checked_add(increment);
         Ok(sum.ok_or("ERR increment would produce NaN or Infinity")?.to_string())
     })?;
+    if cx.is_heard() {
+        cx.say(&[b"HSET", key_arg(args)?, arg(args, 2)?, sum.as_bytes()]);
+    }
     cx.out.bulk_str(&sum);
     Ok(())
 }

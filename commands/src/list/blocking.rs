@@ -47,6 +47,13 @@ fn move_element(
 ) -> Outcome {
     let until_ms = seconds_arg(arg(args, timeout)?, cx.now_ms())?;
     if moves::move_element(cx, args, from_front, to_front)? {
+        let (from, to) = (arg(args, 1)?, arg(args, 2)?);
+        match (args.get(3), args.get(4)) {
+            (Some(from_end), Some(to_end)) if timeout == 5 => {
+                cx.say(&[b"LMOVE", from, to, from_end, to_end]);
+            }
+            _ => cx.say(&[b"RPOPLPUSH", from, to]),
+        }
         return Ok(());
     }
     Err(wait_for(tail(args, 1).take(1), Awaited::List, until_ms, Nil::Bulk))

@@ -35,6 +35,9 @@ fn pop_many(
     {
         list.drop_end(front, count);
         shrink_or_delete(&mut entry, settings, pop_event(front));
+        if named {
+            cx.say(&[pop_word(front), key, count.to_string().as_bytes()]);
+        }
     }
     Ok(true)
 }
@@ -66,7 +69,15 @@ fn pop_end(cx: &mut Ctx<'_>, key: &[u8], front: bool, named: bool) -> Result<boo
         list.drop_end(front, 1);
     }
     shrink_or_delete(&mut entry, settings, pop_event(front));
+    if named {
+        cx.say(&[pop_word(front), key]);
+    }
     Ok(true)
+}
+
+/// Returns the command that pops from an end.
+fn pop_word(front: bool) -> &'static [u8] {
+    if front { b"LPOP" } else { b"RPOP" }
 }
 
 fn pop(cx: &mut Ctx<'_>, args: Args<'_>, front: bool) -> Outcome {

@@ -27,6 +27,7 @@ fn spop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             let popped = draw_names(&entry, 1).or_load(cx.db, key)?;
             remove_all(&mut entry, &popped);
             entry.removal_event(NotifyFlags::SET, "spop");
+            say_removed(cx, key, &popped);
             popped
         }
         None => Vec::new(),
@@ -48,6 +49,7 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let popped = all_names(&entry).or_load(cx.db, key)?;
         entry.clear();
         entry.removal_event(NotifyFlags::SET, "spop");
+        cx.say_removal(key);
         show(cx, &popped);
         return Ok(());
     }
@@ -59,8 +61,24 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         remove_all(&mut entry, &popped);
     }
     entry.event(NotifyFlags::SET, "spop");
+    say_removed(cx, key, &popped);
     show(cx, &popped);
     Ok(())
+}
+
+/// Members that one SREM in the stream for replicas names at most.
+const SAID_AT_ONCE: usize = 1024;
+
+/// Says that members were removed.
+fn say_removed(cx: &mut Ctx<'_>, key: &[u8], names: &MemberNames) {
+    if !cx.is_heard() {
+        return;
+    }
+    for names in names.chunks(SAID_AT_ONCE) {
+        let mut words: Vec<&[u8]> = vec![b"SREM", key];
+        words.extend(names.iter().map(|name| &**name));
+        cx.say(&words);
+    }
 }
 
 fn pop_count(args: Args<'_>) -> Result<u64, Stop> {

@@ -60,7 +60,7 @@ impl ExactSizeIterator for FieldArgs<'_> {}
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value…`
 fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db, now_ms) = (key_arg(args)?, cx.db, cx.now_ms());
-    let options = TrimOptions::parse(args, true, cx.settings)?;
+    let options = TrimOptions::parse(args, true, cx.due_ms() == 0, cx.settings)?;
     let fields = FieldArgs { args, at: options.at + 1 };
     let Some(wanted) = options.id.filter(|_| is_paired(args.len(), fields.at)) else {
         return Err(error::arity("xadd").into());
@@ -97,7 +97,27 @@ fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if plan.is_some() {
         entry.event(NotifyFlags::STREAM, "xtrim");
     }
+    if cx.is_heard() {
+        say(cx, args, &options, Some(id))?;
+    }
     reply_id(cx.out, id);
+    Ok(())
+}
+
+/// Says what XADD or XTRIM has done.
+pub(super) fn say(
+    cx: &mut Ctx<'_>,
+    args: Args<'_>,
+    options: &TrimOptions,
+    id: Option<StreamId>,
+) -> Outcome {
+    let (db, name) = (cx.db, key_arg(args)?);
+    let left = match cx.store.typed::<Stream>(db, name)? {
+        Some(stream) => (stream.len(), stream.end(false).ok().flatten().map(|first| first.id)),
+        None => (0, None),
+    };
+    let words = options.said(args, id, left);
+    cx.say(&words.iter().map(|word| &word[..]).collect::<Vec<_>>());
     Ok(())
 }
 

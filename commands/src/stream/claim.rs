@@ -120,11 +120,26 @@ impl ClaimPlan {
         Ok(())
     }
 
+    /// Returns the changed pending entries as replicas are told: a claim of one whose entry was
+    /// deleted removes it there, too.
+    fn said(&self) -> Vec<PendingEntry> {
+        let gone = |id: StreamId| PendingEntry { id, deliveries: 1, ..PendingEntry::default() };
+        self.changed.iter().map(|(id, entry)| entry.unwrap_or_else(|| gone(*id))).collect()
+    }
+
     fn apply(self, cx: &mut Ctx<'_>, delivery: &Delivery<'_>) -> Outcome {
         let is_gone =
             |(id, entry): (&StreamId, &Option<PendingEntry>)| entry.is_none().then_some(*id);
         let gone: Vec<_> = self.changed.iter().filter_map(is_gone).collect();
+        let said = self.said();
         let mut entries: Vec<_> = self.changed.into_values().flatten().collect();
+        cx.say_nothing();
+        if delivery.number == NEW {
+            group::say_consumer(cx, delivery.key, delivery.group, delivery.consumer);
+        }
+        if cx.is_heard() {
+            group::say_pending(cx, delivery.key, (delivery.group, delivery.consumer), &said)?;
+        }
         group::change(cx, delivery.key, group::creation_event(delivery.number), |stream| {
             if !gone.is_empty() {
                 stream.groups_mut().remove_pending(delivery.group, &gone);
@@ -205,6 +220,9 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         group::change(cx, key, None, |stream| {
             stream.groups_mut().set_position(name, claim.last_id, entries_read);
         })?;
+        if cx.is_heard() {
+            group::say_position(cx, key, name)?;
+        }
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ fn xdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`
 fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db) = (key_arg(args)?, cx.db);
-    let options = TrimOptions::parse(args, false, cx.settings)?;
+    let options = TrimOptions::parse(args, false, cx.due_ms() == 0, cx.settings)?;
     let Some(mut entry) = cx.store.typed_mut::<Stream>(db, name)? else {
         cx.out.int(0);
         return Ok(());
@@ -45,6 +45,9 @@ fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     {
         stream.trim(&plan);
         entry.event(NotifyFlags::STREAM, "xtrim");
+    }
+    if plan.deleted() > 0 && cx.is_heard() {
+        super::add::say(cx, args, &options, None)?;
     }
     cx.out.count(plan.deleted() as usize);
     Ok(())

@@ -1,6 +1,6 @@
 //! Look-ups, changes and replies shared by the commands on consumer groups.
 
-use super::reply_id;
+use super::{reply_id, text_of};
 use crate::{Ctx, Stop, until_zero_byte};
 use flagstone_storage::Store;
 use flagstone_storage::need::Part;
@@ -64,6 +64,51 @@ pub(super) fn change(
             entry.event(NotifyFlags::STREAM, event);
         }
     }
+    Ok(())
+}
+
+/// Says that a consumer was created.
+pub(super) fn say_consumer(cx: &mut Ctx<'_>, key: &[u8], group: &[u8], consumer: &[u8]) {
+    cx.say(&[b"XGROUP", b"CREATECONSUMER", key, group, consumer]);
+}
+
+/// Says that pending entries are a consumer's, or are gone because the entries were deleted.
+pub(super) fn say_pending(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    (group, consumer): (&[u8], &[u8]),
+    entries: &[PendingEntry],
+) -> Result<(), Stop> {
+    let Some((_, found)) = find(cx.store, cx.db, key, group)? else { return Ok(()) };
+    let last_id = text_of(found.last_id());
+    for entry in entries {
+        let (id, at_ms) = (text_of(entry.id), entry.delivered_ms.to_string());
+        let deliveries = entry.deliveries.to_string();
+        cx.say(&[
+            b"XCLAIM",
+            key,
+            group,
+            consumer,
+            b"0",
+            &id,
+            b"TIME",
+            at_ms.as_bytes(),
+            b"RETRYCOUNT",
+            deliveries.as_bytes(),
+            b"FORCE",
+            b"JUSTID",
+            b"LASTID",
+            &last_id,
+        ]);
+    }
+    Ok(())
+}
+
+/// Says the position of a group.
+pub(super) fn say_position(cx: &mut Ctx<'_>, key: &[u8], group: &[u8]) -> Result<(), Stop> {
+    let Some((_, found)) = find(cx.store, cx.db, key, group)? else { return Ok(()) };
+    let (id, read) = (text_of(found.last_id()), found.entries_read().unwrap_or(-1).to_string());
+    cx.say(&[b"XGROUP", b"SETID", key, group, &id, b"ENTRIESREAD", read.as_bytes()]);
     Ok(())
 }
 

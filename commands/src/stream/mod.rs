@@ -42,7 +42,12 @@ fn node_limits(settings: &DataSettings) -> NodeLimits {
 
 /// Writes an id.
 pub(super) fn reply_id(out: &mut Reply, id: StreamId) {
-    out.bulk_str(&format!("{}-{}", id.ms, id.seq));
+    out.bulk(&text_of(id));
+}
+
+/// Returns an id as a text.
+fn text_of(id: StreamId) -> Vec<u8> {
+    format!("{}-{}", id.ms, id.seq).into_bytes()
 }
 
 /// Writes an entry: its id, then its fields and their values.

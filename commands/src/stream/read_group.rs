@@ -236,9 +236,32 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         }
         let delivery = Delivery { key, group: name, consumer, number: NEW, now_ms, active: false };
         let event = group::creation_event(plan.number);
+        let said = cx.is_heard().then(|| (plan.number, plan.position, plan.pending.clone()));
         group::change(cx, key, event, |stream| plan.apply(stream, delivery))?;
+        if let Some((number, position, pending)) = said {
+            say(cx, (key, name, consumer), number, position.is_some(), &pending)?;
+        }
     }
     end_streams(cx.out, (mark, found), &options, Vec::new())
+}
+
+/// Says what the read of one stream has changed.
+fn say(
+    cx: &mut Ctx<'_>,
+    (key, group, consumer): (&[u8], &[u8], &[u8]),
+    number: ConsumerNo,
+    moves: bool,
+    pending: &[PendingEntry],
+) -> Result<(), Stop> {
+    cx.say_nothing();
+    if number == NEW {
+        group::say_consumer(cx, key, group, consumer);
+    }
+    group::say_pending(cx, key, (group, consumer), pending)?;
+    if moves {
+        group::say_position(cx, key, group)?;
+    }
+    Ok(())
 }
 
 /// Declarations of this file's commands.

@@ -1,8 +1,10 @@
 //! The options that XADD and XTRIM share.
 
 use super::parse::{self, NewId};
+use super::text_of;
 use crate::DataSettings;
 use crate::{Stop, error, is_word};
+use flagstone_storage::value::StreamId;
 use flagstone_storage::value::stream::{Threshold, Trim};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
@@ -18,6 +20,8 @@ const LIMIT_MAX: u64 = 1_000_000;
 pub struct TrimOptions {
     pub no_mkstream: bool,
     pub trim: Option<Trim>,
+    /// Position of the threshold of the trim.
+    pub threshold_at: usize,
     /// XADD: position of the id.
     pub at: usize,
     pub id: Option<NewId>,
@@ -30,7 +34,13 @@ fn not_negative(text: &[u8], error: &'static str) -> Result<u64, Stop> {
 
 impl TrimOptions {
     /// Parses the options from the third argument on; with `add`, up to the id of a new entry.
-    pub fn parse(args: Args<'_>, add: bool, settings: &DataSettings) -> Result<Self, Stop> {
+    /// `obeys`: they come from a primary, which has computed the threshold: the limit does not count.
+    pub fn parse(
+        args: Args<'_>,
+        add: bool,
+        obeys: bool,
+        settings: &DataSettings,
+    ) -> Result<Self, Stop> {
         let mut options = Self::default();
         let (mut limit, mut to) = (None, None);
         let mut at = 2;
@@ -51,6 +61,7 @@ impl TrimOptions {
                     let value = args.get(at + 1).ok_or(error::SYNTAX)?;
                     to = Some((threshold(option, value)?, approximate));
                     at += 1;
+                    options.threshold_at = at;
                 }
                 Some(value) if is_word(option, "limit") => {
                     limit = Some(not_negative(value, "ERR The LIMIT argument must be >= 0.")?);
@@ -66,8 +77,38 @@ impl TrimOptions {
             at += 1;
         }
         options.at = at;
+        limit = limit.filter(|_| !obeys);
         options.trim = trim(to, limit, add, settings)?;
         Ok(options)
+    }
+}
+
+impl TrimOptions {
+    /// Returns the words of a command with what it has really done: the id of a new entry, if it was
+    /// not given, and, after an approximate trim, a threshold that leaves the same entries.
+    pub fn said(
+        &self,
+        args: Args<'_>,
+        id: Option<StreamId>,
+        left: (u64, Option<StreamId>),
+    ) -> Vec<Vec<u8>> {
+        let mut words: Vec<Vec<u8>> = args.iter().map(<[u8]>::to_vec).collect();
+        if let Some(id) = id.filter(|id| self.id != Some(NewId::Given(*id))) {
+            words[self.at] = text_of(id);
+        }
+        if let Some(trim) = self.trim.as_ref().filter(|trim| trim.approximate) {
+            words[self.threshold_at - 1] = b"=".to_vec();
+            words[self.threshold_at] = match (trim.to, left.1) {
+                (Threshold::MinId(_), Some(first)) => text_of(first),
+                (Threshold::MinId(_), None) => {
+                    // The first entry is not in memory, but as many are left.
+                    words[self.threshold_at - 2] = b"MAXLEN".to_vec();
+                    left.0.to_string().into_bytes()
+                }
+                (Threshold::MaxLen(_), _) => left.0.to_string().into_bytes(),
+            };
+        }
+        words
     }
 }
 

@@ -84,6 +84,7 @@ fn incrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     entry.value = Value::Str(Str::text(sum.as_bytes()));
     entry.event(NotifyFlags::STRING, "incrbyfloat");
+    cx.say(&[b"SET", name, sum.as_bytes(), b"KEEPTTL"]);
     cx.out.bulk_str(&sum);
     Ok(())
 }

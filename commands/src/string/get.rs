@@ -28,6 +28,7 @@ fn getdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let name = arg(args, 1)?;
     if read(cx, name)? {
         cx.delete(name)?;
+        cx.say(&[b"DEL", name]);
     }
     Ok(())
 }
@@ -52,14 +53,17 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             if form.is_absolute() && at <= due_ms {
                 entry.clear();
                 entry.event(NotifyFlags::EXPIRED, "expired");
+                cx.say_removal(name);
             } else {
                 entry.expire_at_ms = at;
                 entry.event(NotifyFlags::GENERIC, "expire");
+                cx.say(&[b"PEXPIREAT", name, at.to_string().as_bytes()]);
             }
         }
         (ExpiryOption::Word, _) if entry.expire_at_ms != 0 => {
             entry.expire_at_ms = 0;
             entry.event(NotifyFlags::GENERIC, "persist");
+            cx.say(&[b"PERSIST", name]);
         }
         _ => {}
     }

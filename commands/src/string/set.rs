@@ -112,6 +112,7 @@ fn store(
         if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
             cx.store.stats.expired += 1;
             cx.notify(NotifyFlags::EXPIRED, "expired", name);
+            cx.say_removal(name);
         }
         return Ok(true);
     }
@@ -129,7 +130,23 @@ fn store(
     if expire_at_ms.is_some() {
         entry.event(NotifyFlags::GENERIC, "expire");
     }
+    if let Some(at_ms) = expire_at_ms.filter(|_| cx.is_heard()) {
+        cx.say(&[b"SET", name, value, b"PXAT", at_ms.to_string().as_bytes()]);
+    }
     Ok(true)
+}
+
+/// Says a SET without GET: nobody waits for a replica's reply.
+fn say_without_get(cx: &mut Ctx<'_>, args: Args<'_>) {
+    let mut words: Vec<&[u8]> = Vec::with_capacity(args.len());
+    for (at, word) in args.iter().enumerate() {
+        let is_value = at < 3 || at > 3 && args.get(at - 1).is_some_and(|w| is_word(w, "ifeq"));
+        if is_value || !is_word(word, "get") {
+            words.push(word);
+        }
+    }
+    words[0] = b"SET";
+    cx.say(&words);
 }
 
 /// `SET key value [NX | XX | IFEQ comparison-value] [GET] [EX seconds | PX milliseconds |
@@ -137,6 +154,9 @@ fn store(
 fn set(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let options = SetOptions::parse(args)?;
     let done = store(cx, arg(args, 1)?, arg(args, 2)?, &options, "set")?;
+    if done && options.get && cx.is_heard() && !matches!(options.expiry, ExpiryOption::Time(..)) {
+        say_without_get(cx, args);
+    }
     match (options.get, done) {
         (true, _) => {}
         (false, true) => cx.out.ok(),
@@ -175,6 +195,7 @@ fn set_expiring(cx: &mut Ctx<'_>, args: Args<'_>, form: TimeForm, command: &str)
 fn getset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let options = SetOptions { get: true, ..SetOptions::default() };
     store(cx, arg(args, 1)?, arg(args, 2)?, &options, "getset")?;
+    cx.say(&[b"SET", arg(args, 1)?, arg(args, 2)?]);
     Ok(())
 }
 

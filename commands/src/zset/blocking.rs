@@ -1,6 +1,6 @@
 //! Popping members and waiting for them: BZPOPMIN, BZPOPMAX, BZMPOP.
 
-use super::pop::{ZmpopArgs, pop};
+use super::pop::{ZmpopArgs, pop, pop_word};
 use crate::timeout::{last_arg, seconds_arg, wait_for};
 use crate::{
     Awaited, Begin, Ctx, Find, Group, KeyFlags, KeySpec, Nil, Outcome, Run, Spec, arg, flag, key,
@@ -22,6 +22,7 @@ fn pop_from(cx: &mut Ctx<'_>, args: Args<'_>, from_max: bool) -> Outcome {
         cx.out.bulk(key);
         cx.out.bulk(name);
         cx.out.double(*score);
+        cx.say(&[pop_word(from_max), key]);
         return Ok(());
     }
     Err(wait_for(keys, Awaited::Zset, until_ms, Nil::Array))

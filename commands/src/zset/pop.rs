@@ -36,6 +36,11 @@ pub(super) fn pop(
     Ok(popped)
 }
 
+/// Returns the command that pops from an end.
+pub(super) fn pop_word(from_max: bool) -> &'static [u8] {
+    if from_max { b"ZPOPMAX" } else { b"ZPOPMIN" }
+}
+
 /// Runs `ZPOPMIN key [count]`, or ZPOPMAX.
 fn pop_from(cx: &mut Ctx<'_>, args: Args<'_>, from_max: bool) -> Outcome {
     if args.len() > 3 {
@@ -128,6 +133,8 @@ impl ZmpopArgs {
                 cx.out.bulk(name);
                 cx.out.double(*score);
             }
+            let count = popped.len().to_string();
+            cx.say(&[pop_word(self.from_max), key, count.as_bytes()]);
             return Ok(true);
         }
         Ok(false)

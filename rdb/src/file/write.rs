@@ -2,7 +2,7 @@
 
 use crate::crc64;
 use crate::writer::Writer;
-use crate::{FOOTER_LEN, VERSION, VERSION_FIELD_EXPIRY, object_type, opcode};
+use crate::{FOOTER_LEN, VERSION, VERSION_FIELD_EXPIRY, VERSION_OLD_TYPES, object_type, opcode};
 use crc::{Digest, Table};
 use std::io::{self, Seek, SeekFrom, Write};
 
@@ -25,18 +25,31 @@ fn magic(version: u16) -> [u8; 9] {
     magic
 }
 
-impl<W: Write + Seek> Output<W> {
+impl<W: Write> Output<W> {
     /// Begins a file.
     ///
     /// # Errors
     /// If it cannot be written; the same holds for all methods below.
-    pub fn new(mut file: W) -> io::Result<Self> {
-        let digests = [VERSION, VERSION_FIELD_EXPIRY].map(|version| {
+    pub fn new(file: W) -> io::Result<Self> {
+        Self::of_version(file, VERSION)
+    }
+
+    /// Begins a file with the types of Redis 7.0 only ([`Limits::old_types`](crate::Limits)), and
+    /// hashes whose fields expire. [`finish_sent`](Self::finish_sent) ends it.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn of_old_types(file: W) -> io::Result<Self> {
+        Self::of_version(file, VERSION_OLD_TYPES)
+    }
+
+    fn of_version(mut file: W, version: u16) -> io::Result<Self> {
+        let digests = [version, VERSION_FIELD_EXPIRY].map(|version| {
             let mut digest = crc64::digest();
             digest.update(&magic(version));
             digest
         });
-        file.write_all(&magic(VERSION))?;
+        file.write_all(&magic(version))?;
         Ok(Output { file, digests, has_field_expiry: false, bytes: 9 })
     }
 
@@ -115,6 +128,26 @@ impl<W: Write + Seek> Output<W> {
         self.write(bytes)
     }
 
+    /// Returns the file, for those who take its bytes as they come.
+    pub fn file_mut(&mut self) -> &mut W {
+        &mut self.file
+    }
+
+    /// Completes a file whose beginning has been sent: its version is the common one even if some
+    /// object needs a newer one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn finish_sent(mut self) -> io::Result<W> {
+        self.write(&[opcode::END])?;
+        let [common, _] = self.digests.map(|digest| digest.finalize());
+        self.file.write_all(&common.to_le_bytes())?;
+        self.file.flush()?;
+        Ok(self.file)
+    }
+}
+
+impl<W: Write + Seek> Output<W> {
     /// Completes the file, and returns its version and the file.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ struct ClientFilter<'a> {
     skip_me: bool,
 }
 
-/// Kinds of connections. This server has no replicas, and no connection to a primary.
+/// Kinds of connections. The connection to a primary is not among them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClientKind {
     Normal,
@@ -39,7 +39,13 @@ enum ClientKind {
 
 impl ClientKind {
     fn of(client: &Client) -> Self {
-        if client.is(ClientState::PUBSUB) { Self::Pubsub } else { Self::Normal }
+        if client.is(ClientState::REPLICA) {
+            Self::Replica
+        } else if client.is(ClientState::PUBSUB) {
+            Self::Pubsub
+        } else {
+            Self::Normal
+        }
     }
 
     fn named(name: &[u8]) -> Result<Self, ErrorText> {

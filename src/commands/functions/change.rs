@@ -1,14 +1,16 @@
 //! Subcommands of FUNCTION that change the libraries. Each change is one record.
 
-use crate::command::RoundError;
+use crate::command::{RoundError, registry};
 use crate::functions::{Edit, Library, Metadata, Policy};
 use crate::node::Node;
 use crate::routing::{Call, Waiting};
-use crate::worker::{Worker, refusal};
+use crate::unit::said;
+use crate::worker::refusal;
 use flagstone_commands::help::syntax;
 use flagstone_commands::{ErrorText, arg, is_word};
 use flagstone_rdb::restore_functions;
 use flagstone_storage::partition::LIBRARIES_SHARD;
+use flagstone_storage::words::RoundWords;
 use flagstone_wire::resp::Args;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,7 +48,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         edit.has_room(code.len())?;
         let library = on_own_thread(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
-        store(cx.worker, edit).await?;
+        store(cx, edit, args).await?;
         cx.out.bulk(&name);
         Ok(())
     })
@@ -59,7 +61,7 @@ pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !edit.remove(arg(args, 2)?) {
             return Err("ERR Library not found".into());
         }
-        store(cx.worker, edit).await?;
+        store(cx, edit, args).await?;
         cx.out.ok();
         Ok(())
     })
@@ -77,7 +79,7 @@ pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let mut edit = cx.node.code.functions.edit().await;
         edit.clear();
-        store(cx.worker, edit).await?;
+        store(cx, edit, args).await?;
         cx.out.ok();
         Ok(())
     })
@@ -118,22 +120,36 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             codes.iter().map(library).collect::<Result<Vec<_>, String>>()
         };
         edit.add(&on_own_thread(cx.node, inspect).await?, policy)?;
-        store(cx.worker, edit).await?;
+        store(cx, edit, args).await?;
         cx.out.ok();
         Ok(())
     })
 }
 
+/// Returns the words of the running command, for replicas.
+fn words_of(cx: &Call<'_>, args: Args<'_>) -> Vec<u8> {
+    let mut said = RoundWords::default();
+    if let Some(command) = registry::resolve(args)
+        && cx.node.followers.feed.is_on()
+    {
+        said.want(true);
+        said.command(0, said::words_of(command, args).into_iter());
+    }
+    said.into_bytes()
+}
+
 /// Stores a change as one record, at the worker that owns the libraries, and then puts it into
 /// effect. Continues even if the future is dropped.
-async fn store(worker: &Worker, edit: Edit) -> Result<(), RoundError> {
+async fn store(cx: &Call<'_>, edit: Edit, args: Args<'_>) -> Result<(), RoundError> {
     if edit.changes().is_empty() {
         return Ok(());
     }
+    let worker = cx.worker;
+    let words = words_of(cx, args);
     let owner = usize::from(LIBRARIES_SHARD) % worker.node.shard_workers;
     let stored = worker.peers.on_worker(owner, false, |worker| async move {
         let now_ms = worker.node.clock.now_ms();
-        let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes());
+        let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes(), words);
         let lsn = put.map_err(|error| refusal(&error))?;
         worker.wait_shown(&worker.showing(lsn)).await?;
         edit.finish(&worker.node.code.functions);

@@ -14,6 +14,7 @@ fn publish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
     let sent = cx.node.broadcast.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    cx.worker.say(cx.session.db, &[b"PUBLISH", arg(args, 1)?, arg(args, 2)?]);
     cx.out.count(sent);
     Ok(())
 }
@@ -24,6 +25,7 @@ fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
     let sent =
         cx.node.broadcast.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    cx.worker.say(cx.session.db, &[b"SPUBLISH", arg(args, 1)?, arg(args, 2)?]);
     cx.out.count(sent);
     Ok(())
 }
@@ -37,6 +39,8 @@ fn publish_in_unit(
 ) -> UnitOutcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
     cx.out.count(unit.node.broadcast.pubsub.receivers(channel, to_shard));
+    let name: &[u8] = if to_shard { b"SPUBLISH" } else { b"PUBLISH" };
+    cx.store.words.command(cx.db, [name, channel, message].into_iter());
     let (channel, message) = (channel.into(), message.into());
     unit.effects().publish(Published { to_shard, channel, message })
 }

@@ -5,10 +5,13 @@ use crate::checkpoints::take_new;
 use crate::clients::{Cancel, Ended, Turn};
 use crate::commands::{Handler, Spec};
 use crate::node::{Node, ShutdownRequest};
+use crate::replication::primary;
 use crate::routing::{Call, CallOutcome, CallStop, Waiting};
 use crate::unit::{Unit, UnitOutcome};
 use crate::version::COMPATIBLE_VERSION;
+use crate::worker::Peers;
 use flagstone_commands::{Ctx, ErrorText, Group, acl, arg, error, flag};
+use flagstone_storage::journal::Lsn;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::future::{Future, pending};
@@ -17,6 +20,9 @@ use std::time::Duration;
 
 /// Interval at which the journal's durable lsn is checked.
 const POLL: Duration = Duration::from_millis(1);
+
+/// Interval at which acknowledgements are counted even if none has come.
+const RECOUNT: Duration = Duration::from_millis(100);
 
 const MUST_BE_POSITIVE: &str = "ERR value is out of range, must be positive";
 
@@ -88,16 +94,49 @@ fn refuse_on_replica(cx: &Call<'_>, name: &str) -> CallOutcome {
     Ok(())
 }
 
-/// `WAIT numreplicas timeout`: there are no replicas that could acknowledge writes.
+/// Returns the number of replicas that have, or have stored, all records up to an lsn.
+fn acknowledged(node: &Node, lsn: Lsn, is_stored: bool) -> usize {
+    let offset = node.followers.offset_of(lsn);
+    offset.map_or(0, |offset| node.followers.count(offset, is_stored))
+}
+
+/// Waits until so many replicas have, or have stored, all records up to an lsn.
+async fn wait_acknowledged(
+    node: &Node,
+    peers: &Peers,
+    lsn: Lsn,
+    (replicas, is_stored): (i64, bool),
+) {
+    // Replicas are sent only what is durable.
+    node.journal.request_sync(lsn);
+    if node.followers.feed.is_on() {
+        // At the shutdown nobody is asked.
+        let _ = primary::say_to_all(peers, &[b"REPLCONF", b"GETACK", b"*"]).await;
+    }
+    loop {
+        let told = node.followers.acknowledged.notified();
+        if acknowledged(node, lsn, is_stored) as i64 >= replicas {
+            return;
+        }
+        // The stream may end, and begin anew, while nobody acknowledges.
+        let _ = tokio::time::timeout(RECOUNT, told).await;
+    }
+}
+
+/// `WAIT numreplicas timeout`
 fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
         let timeout_ms = timeout_arg(cx, arg(args, 2)?)?;
         refuse_on_replica(cx, "WAIT")?;
-        if replicas > 0 && !cx.session.in_exec {
-            block(cx, timeout_ms, pending()).await?;
+        // The connection's writes were answered before, and are in the journal.
+        let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
+        let end = node.journal.end();
+        if (acknowledged(&node, end, false) as i64) < replicas && !cx.session.in_exec {
+            let done = wait_acknowledged(&node, &peers, end, (replicas, false));
+            block(cx, timeout_ms, done).await?;
         }
-        cx.out.int(0);
+        cx.out.count(acknowledged(&node, end, false));
         Ok(())
     })
 }
@@ -115,26 +154,26 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         // The connection's writes were answered before, and are in the journal.
         let end = cx.node.journal.end();
         if !cx.session.in_exec {
-            let node = cx.node.clone();
+            let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
             let done = async {
                 if local > 0 {
                     wait_durable(&node, end).await;
                 }
                 if replicas > 0 {
-                    pending::<()>().await;
+                    wait_acknowledged(&node, &peers, end, (replicas, true)).await;
                 }
             };
             block(cx, timeout_ms, done).await?;
         }
         cx.out.array(2);
         cx.out.int(i64::from(cx.node.journal.durable() >= end));
-        cx.out.int(0);
+        cx.out.count(acknowledged(cx.node, end, true));
         Ok(())
     })
 }
 
 /// Waits until the journal is durable up to `end`, or has failed.
-async fn wait_durable(node: &Node, end: flagstone_storage::journal::Lsn) {
+async fn wait_durable(node: &Node, end: Lsn) {
     let journal = &node.journal;
     journal.request_sync(end);
     while journal.durable() < end && journal.failed().is_none() {

@@ -46,6 +46,7 @@ pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
         compression: None,
         presence_bytes: 0,
         replay_bytes: REPLAY_BYTES,
+        feed_bytes: 0,
         cache: None,
         journal_bytes: JOURNAL_BYTES,
         lease: LEASE,

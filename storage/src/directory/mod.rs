@@ -23,6 +23,7 @@ use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine};
+use crate::feed::{Feed, FeedTail};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, RealDisk, Recovered,
     SyncMode,
@@ -88,6 +89,8 @@ pub struct OpenOptions {
     /// Bytes of rows that are replayed at the start, all shards together, before the engines get
     /// them.
     pub replay_bytes: usize,
+    /// Bytes of the stream for replicas that are read at the start.
+    pub feed_bytes: usize,
     /// Bytes that may wait for the store of a journal in a bucket.
     pub journal_bytes: usize,
     /// How long the proven owner of such a journal may answer: [`LEASE`](crate::lease::LEASE),
@@ -116,6 +119,10 @@ pub struct Directory {
     pub source: SourcePosition,
     /// Salt of the journal: identifies the data directory.
     pub origin: u32,
+    /// Words of the records for replicas.
+    pub feed: Arc<Feed>,
+    /// The end of the stream for replicas, if it can be continued: then the feed is on.
+    pub feed_tail: Option<FeedTail>,
     /// Number of records that were not in the shards, and were merged.
     pub replayed: u64,
     versions: Arc<Versions>,
@@ -200,18 +207,16 @@ impl Directory {
         }
         replay.take_libraries(&shards)?;
         replay.take_source(&shards)?;
-        let journal = recovery.start(epoch, highest + 1).await?;
+        let feed = Arc::new(Feed::new(manifest.salt));
+        let next = (epoch, highest + 1);
+        let (journal, feed_tail) = begin(recovery, next, &feed, options.feed_bytes).await?;
         // From here on the journal has a record of its end, which a new journal had not.
         replay.delete_stale().await?;
         manifest.note_begun(store, journal.epoch()).await?;
-        for shard in &shards {
-            journal.flushed(shard.id, shard.flushed());
-        }
-        let live = |shard: &Shard| shard.generations().live.clone();
-        if shards.windows(2).any(|pair| live(&pair[0]) != live(&pair[1])) {
-            bail!("the shards in {store} do not agree on the databases' generations");
-        }
+        shards.iter().for_each(|shard| journal.flushed(shard.id, shard.flushed()));
+        check_generations(&shards, store)?;
         add_databases(&*journal, &mut shards, options.databases, &clock)?;
+        feed.go_on(&*journal, feed_tail.as_ref());
         let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
         Ok(Self {
@@ -223,6 +228,8 @@ impl Directory {
             libraries: replay.libraries.into_values().collect(),
             source: replay.source,
             origin: manifest.salt,
+            feed,
+            feed_tail,
             replayed,
             versions: Arc::new(Versions::new(epoch)),
             shards,
@@ -273,7 +280,7 @@ impl Directory {
                         store.set_partial(db);
                     }
                 }
-                Partition::new(store, shards, self.journal.clone())
+                Partition::new(store, shards, self.journal.clone()).with_feed(&self.feed)
             })
             .collect();
         (partitions, self.locks)
@@ -482,6 +489,29 @@ fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     let complete = control.complete.map(|_| incomplete_row());
     let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
     kept.chain(complete).chain(identity.map(|own| own.row())).collect()
+}
+
+/// Begins the journal's epoch, and returns the end of the stream for replicas, which stays in it.
+/// `next`: the least numbers of the epoch and of its first record.
+async fn begin(
+    recovery: Recovered,
+    next: (u64, Lsn),
+    feed: &Feed,
+    feed_bytes: usize,
+) -> Result<(Arc<dyn Journal>, Option<FeedTail>)> {
+    let tail = feed.read_tail(&recovery, feed_bytes).await?;
+    let journal = recovery.start(next.0, next.1).await?;
+    feed.keep_tail(&*journal, tail.as_ref());
+    Ok((journal, tail))
+}
+
+/// Refuses shards that do not have the same databases.
+fn check_generations(shards: &[Shard], store: &Place) -> Result<()> {
+    let live = |shard: &Shard| shard.generations().live.clone();
+    if shards.windows(2).any(|pair| live(&pair[0]) != live(&pair[1])) {
+        bail!("the shards in {store} do not agree on the databases' generations");
+    }
+    Ok(())
 }
 
 /// Gives new databases a generation, by a journal record.

@@ -3,6 +3,7 @@
 use crate::commit::BodyReader;
 use crate::encoding::{Library, SourcePosition};
 use crate::engine::Engine;
+use crate::feed::FEED;
 use crate::journal::{CommitPiece, Lsn, Recovered};
 use crate::materialise::make_room;
 use crate::partition::LIBRARIES_SHARD;
@@ -49,6 +50,9 @@ impl StartReplay {
             let mut is_merged = false;
             let mut unknown = None;
             let taken = body.take(&record.body, &mut |id, ops| {
+                if id == FEED {
+                    return Some(ops.len());
+                }
                 let Some(shard) = shards.get_mut(usize::from(id)) else {
                     unknown = Some(id);
                     return None;

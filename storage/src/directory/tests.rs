@@ -284,7 +284,7 @@ async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_unflushed_recor
         let journal = opened.journal.clone();
         let (mut partitions, locks) = opened.into_partitions(1, 1);
         for _ in 0..7 {
-            partitions[0].put_libraries(NOW, &[(&b"gone"[..], None)]).unwrap();
+            partitions[0].put_libraries(NOW, &[(&b"gone"[..], None)], Vec::new()).unwrap();
         }
         journal.sync_now().unwrap();
         drop((partitions, journal, locks));

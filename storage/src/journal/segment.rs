@@ -13,7 +13,7 @@ pub(super) const SEGMENT_HEADER: usize = 512;
 /// Offset of the first record.
 pub(super) const FIRST_RECORD: u64 = SEGMENT_HEADER as u64;
 /// The format version written, and the newest one read.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"FLAGJRNL";
 const SUFFIX: &str = ".seg";

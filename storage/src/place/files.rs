@@ -38,7 +38,7 @@ pub(crate) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
 }
 
 /// Removes everything below a place.
-pub(crate) async fn remove_tree(place: &Place) -> Result<()> {
+pub async fn remove_tree(place: &Place) -> Result<()> {
     if let Some(dir) = place.dir() {
         return remove_dir(dir);
     }

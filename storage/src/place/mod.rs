@@ -10,7 +10,8 @@ pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use files::{names, put, read, remove_dir, remove_tree};
+pub use files::remove_tree;
+pub(crate) use files::{names, put, read, remove_dir};
 pub(crate) use guarded::{Guarded, Writes};
 pub use metered::Requests;
 pub(crate) use preflight::cause;

@@ -6,6 +6,7 @@ use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::slot::KeyHash;
 use crate::value::{Entry, Hash, Str, Typed, Value};
+use crate::words::RoundWords;
 use std::ops::{Deref, DerefMut};
 
 /// An entry that notes the key as dirty when it is first accessed mutably.
@@ -16,6 +17,7 @@ pub struct EntryMut<'a> {
     seen: &'a mut u64,
     changes: &'a mut u64,
     notes: &'a mut Notes,
+    words: &'a mut RoundWords,
     changed: bool,
     /// True if changes are noted as [`NoteKind::Touched`].
     quiet: bool,
@@ -31,7 +33,7 @@ pub struct EntryMut<'a> {
 impl Store {
     /// Returns an entry that was found, for writing.
     pub(super) fn change(&mut self, found: EntryAddress) -> Result<EntryMut<'_>, Fault> {
-        let Self { dbs, dirty, seen, round, stats, notes, unit, .. } = self;
+        let Self { dbs, dirty, seen, round, stats, notes, words, unit, .. } = self;
         let entry = found.entry_mut(dbs);
         if !unit.may_change(entry) {
             return Err(Fault::Unsettled);
@@ -44,6 +46,7 @@ impl Store {
             seen,
             changes: &mut stats.changes,
             notes,
+            words,
             changed: false,
             quiet: false,
             round: *round,
@@ -104,6 +107,11 @@ impl EntryMut<'_> {
         if !self.entry.is_live() {
             self.event(NotifyFlags::GENERIC, "del");
         }
+    }
+
+    /// Says that fields of its hash have expired; see [`RoundWords`].
+    pub fn say_expired<'n>(&mut self, names: impl ExactSizeIterator<Item = &'n [u8]>) {
+        self.words.fields(self.db, &self.entry.key, names);
     }
 
     /// Notes the first change.

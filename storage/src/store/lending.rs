@@ -43,6 +43,10 @@ impl Store {
             self.notes.changed(db, &entry.key, what);
         }
         if entry.dirty {
+            if !written && !entry.is_live() {
+                // The words of the command that has found it expired are discarded.
+                self.words.removal(db, &entry.key);
+            }
             let at = self.layout.key_hash(&entry.key);
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
         } else if !written && entry.round == 0 && !entry.is_live() && self.is_hot(db, &entry.key) {

@@ -35,6 +35,7 @@ use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::slot::{KeyHash, Layout, sub_table};
 use crate::value::{AccessCounting, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::words::RoundWords;
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
 pub use sample::{Evictable, Rank, SampledKey};
@@ -109,6 +110,8 @@ pub struct Store {
     pub notes: Notes,
     /// Position in the stream of another server, to be stored with the changes of the round.
     pub(crate) source: Option<SourcePosition>,
+    /// Words of the open round for replicas.
+    pub words: RoundWords,
 }
 
 impl Store {
@@ -150,6 +153,7 @@ impl Store {
             stats: StoreStats::default(),
             notes: Notes::default(),
             source: None,
+            words: RoundWords::default(),
         }
     }
 
@@ -395,7 +399,9 @@ impl Store {
             entry.clear();
         }
         entry.removal_event(NotifyFlags::HASH, "hexpired");
-        self.stats.expired_fields += expired;
+        self.stats.expired_fields += expired.len() as u64;
+        self.words.fields(db, key, expired.iter().map(|name| &**name));
+        self.words.excuse();
     }
 
     /// Returns true if part of a key's value is not in memory.
@@ -490,6 +496,8 @@ impl Store {
             entry.clear();
             entry.event(NotifyFlags::EXPIRED, "expired");
             self.stats.expired += 1;
+            self.words.removal(db, key);
+            self.words.excuse();
         }
         Ok(Some(found))
     }

@@ -25,6 +25,11 @@ impl Store {
         !self.dirty.is_empty()
     }
 
+    /// Returns true if the open round has something for the journal: changes, or words for replicas.
+    pub fn has_to_commit(&self) -> bool {
+        self.is_dirty() || !self.words.is_empty()
+    }
+
     pub(crate) fn next_round(&mut self) {
         self.round += ROUND_STEP;
     }

@@ -151,6 +151,7 @@ impl Store {
         entry.event(NotifyFlags::EVICTED, "evicted");
         self.stats.changes = changes;
         self.stats.evicted += 1;
+        self.words.removal(db, key);
         Some(units)
     }
 }

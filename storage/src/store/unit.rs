@@ -21,6 +21,8 @@ pub(super) struct Unit {
     moved: usize,
     /// Position in the stream of another server when the unit began.
     source: Option<SourcePosition>,
+    /// Position in the words of the round when the unit began.
+    words: usize,
 }
 
 impl Unit {
@@ -43,7 +45,8 @@ impl Store {
         // 0 means that no unit is open.
         let last = self.unit.last.wrapping_add(1).max(1);
         let (dirty, moved) = (self.dirty.len(), self.moved.len());
-        self.unit = Unit { last, is_open: true, dirty, moved, source: self.source.clone() };
+        let (source, words) = (self.source.clone(), self.words.position());
+        self.unit = Unit { last, is_open: true, dirty, moved, source, words };
     }
 
     /// Ends the unit: its changes belong to the open round.
@@ -73,6 +76,7 @@ impl Store {
         self.load_as_of(good);
         self.moved.truncate(self.unit.moved);
         self.source = self.unit.source.take();
+        self.words.take_back(self.unit.words);
         let changed = self.dirty.split_off(self.unit.dirty.min(self.dirty.len()));
         for key in &changed {
             self.revert(key.db, &key.key, good);

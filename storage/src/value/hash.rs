@@ -228,13 +228,15 @@ impl Hash {
         true
     }
 
-    /// Removes all fields expired at `now_ms`, and returns their number; needs a complete hash.
+    /// Removes all fields expired at `now_ms`, and returns their names; needs a complete hash.
     /// Takes time proportional to them.
-    pub fn remove_expired(&mut self, now_ms: u64) -> u64 {
-        let mut removed = 0;
+    pub fn remove_expired(&mut self, now_ms: u64) -> Vec<Box<[u8]>> {
+        let mut removed = Vec::new();
         while self.expiries.first().is_some_and(|(at, _)| *at <= now_ms) {
             let Some((_, name)) = self.expiries.pop_first() else { break };
-            removed += u64::from(self.remove(&name).is_some());
+            if self.remove(&name).is_some() {
+                removed.push(name[..].into());
+            }
         }
         removed
     }
@@ -444,7 +446,7 @@ mod tests {
         assert_eq!(hash.min_expire_at_ms(), 50);
         assert!(hash.get(b"b", 49).unwrap().is_some());
         assert!(hash.get(b"b", 50).unwrap().is_none());
-        assert_eq!(hash.remove_expired(50), 1);
+        assert_eq!(hash.remove_expired(50).len(), 1);
         assert_eq!((hash.len(), hash.min_expire_at_ms()), (2, 0));
     }
 

@@ -72,6 +72,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         compression: None,
         presence_bytes: 4 << 20,
         replay_bytes: 4 << 20,
+        feed_bytes: 1 << 20,
         cache: None,
         journal_bytes: 16 << 20,
         lease: Duration::from_millis(50),
@@ -345,7 +346,7 @@ impl World {
         let changes: Vec<_> = gone.chain(libraries.iter().map(|l| (&*l.name, Some(l)))).collect();
         self.model.libraries = libraries.clone();
         let (partition, model) = (&mut self.partition, &self.model);
-        let append = || partition.put_libraries(model.now_ms, &changes).unwrap();
+        let append = || partition.put_libraries(model.now_ms, &changes, Vec::new()).unwrap();
         self.probe.append(model, append);
         drop(changes);
         self.libraries = libraries;

@@ -67,6 +67,26 @@ impl From<Vec<u8>> for Reply {
     }
 }
 
+/// Appends a request, as a client sends it. Its memory is not counted.
+pub fn write_request<'w>(out: &mut Vec<u8>, words: impl ExactSizeIterator<Item = &'w [u8]>) {
+    let head = |out: &mut Vec<u8>, prefix: u8, len: usize| {
+        out.push(prefix);
+        out.extend_from_slice(len.to_string().as_bytes());
+        out.extend_from_slice(b"\r\n");
+    };
+    head(out, b'*', words.len());
+    for word in words {
+        head(out, b'$', word.len());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+/// Returns the line before a data set for a replica: its length, or how its end is marked.
+pub fn data_set_head(length_or_mark: &str) -> Vec<u8> {
+    format!("${length_or_mark}\r\n").into_bytes()
+}
+
 impl Reply {
     /// Creates an empty buffer for replies in `proto`.
     pub fn new(proto: Proto) -> Self {

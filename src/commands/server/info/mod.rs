@@ -429,7 +429,8 @@ impl Page<'_> {
 
     fn stats(&mut self) {
         let [commands, bytes_in, bytes_out] = self.node.figures.rates.per_second();
-        let clients = &self.node.clients;
+        let (clients, followers) = (&self.node.clients, &self.node.followers);
+        let syncs = followers.syncs.each_ref().map(|count| count.load(Ordering::Relaxed));
         let kib = |bytes: u64| format!("{:.2}", bytes as f64 / 1024.0);
         self.fields(&[
             ("total_connections_received", &clients.accepted.load(Ordering::Relaxed)),
@@ -444,9 +445,9 @@ impl Page<'_> {
             ("instantaneous_input_repl_kbps", &"0.00"),
             ("instantaneous_output_repl_kbps", &"0.00"),
             ("rejected_connections", &clients.rejected.load(Ordering::Relaxed)),
-            ("sync_full", &0),
-            ("sync_partial_ok", &0),
-            ("sync_partial_err", &0),
+            ("sync_full", &syncs[0]),
+            ("sync_partial_ok", &syncs[1]),
+            ("sync_partial_err", &syncs[2]),
             ("expired_keys", &self.sum(|s| &s.store.expired)),
             ("expired_fields", &self.sum(|s| &s.store.expired_fields)),
             // The name of Redis 8.

@@ -1,6 +1,8 @@
 //! The section `replication`.
 
 use super::Page;
+use crate::config::Settings;
+use crate::followers::FollowerState;
 use crate::replica::{LinkState, LinkView, Primary};
 
 /// Replication id that stands for none.
@@ -15,18 +17,20 @@ impl Page<'_> {
             None => self.field("role", "master"),
             Some(primary) => self.replica(primary, &link),
         }
-        self.field("connected_slaves", 0);
         let settings = self.worker.settings();
-        if settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0 {
-            self.field("min_slaves_good_slaves", 0);
-        }
+        self.followers(&settings);
         let following = link.primary.is_some();
         let stream_id = String::from_utf8_lossy(&link.position.id).into_owned();
         let id = if following && !stream_id.is_empty() { stream_id } else { link.own_id };
         let former = link.former.filter(|_| !following);
         let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
         let former_offset = former.as_ref().map(|former| former.offset);
-        let offset = if following { Some(replica.offset()) } else { former_offset };
+        let stream = self.node.followers.figures();
+        let end = stream.as_ref().map(|stream| stream.end);
+        let offset = if following { Some(replica.offset()) } else { end.or(former_offset) };
+        let id = stream.as_ref().filter(|_| !following).map_or(id, |stream| stream.id.clone());
+        let held = stream.as_ref().map_or(0, |stream| stream.end - stream.first);
+        let first = stream.as_ref().map_or(0, |stream| stream.first + 1);
         self.fields(&[
             ("replicas_waiting_psync", &0),
             ("master_failover_state", &"no-failover"),
@@ -35,11 +39,35 @@ impl Page<'_> {
             ("master_repl_offset", &offset.unwrap_or(0)),
             // The offset of the first byte that the former primary had not sent.
             ("second_repl_offset", &former_offset.map_or(-1, |end| end.cast_signed() + 1)),
-            ("repl_backlog_active", &0),
-            ("repl_backlog_size", &0),
-            ("repl_backlog_first_byte_offset", &0),
-            ("repl_backlog_histlen", &0),
+            ("repl_backlog_active", &u8::from(stream.is_some())),
+            ("repl_backlog_size", &settings.repl_backlog_size),
+            ("repl_backlog_first_byte_offset", &first),
+            ("repl_backlog_histlen", &held),
         ]);
+    }
+
+    /// Writes the fields of the replicas of this server.
+    fn followers(&mut self, settings: &Settings) {
+        let now_ms = self.node.clock.now_ms();
+        let all = self.node.followers.all();
+        self.field("connected_slaves", all.len());
+        if settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0 {
+            let max_lag_s = u64::from(settings.min_replicas_max_lag);
+            self.field("min_slaves_good_slaves", self.node.followers.good(max_lag_s, now_ms));
+        }
+        for (number, follower) in all.iter().enumerate() {
+            let (facts, state) = (&follower.facts, follower.state());
+            let is_online = state == FollowerState::Online;
+            let line = format!(
+                "ip={},port={},state={},offset={},lag={},type=replica",
+                facts.ip,
+                facts.port,
+                state.as_str(),
+                follower.applied(),
+                if is_online { follower.lag_s(now_ms) } else { 0 },
+            );
+            self.field(&format!("slave{number}"), line);
+        }
     }
 
     /// Writes the fields of a replica.

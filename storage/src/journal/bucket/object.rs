@@ -13,7 +13,7 @@ use super::super::record::{le_u32, le_u64};
 /// Length of an object's header in bytes; also that of a fence.
 pub(super) const OBJECT_HEADER: usize = 128;
 /// The format version written, and the newest one read.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"FLAGJOBJ";
 const KIND_RECORDS: u16 = 0;

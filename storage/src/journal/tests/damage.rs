@@ -267,12 +267,12 @@ fn a_newer_format_is_refused() {
     let (disk, _) = small_journal(true);
     let path = &segments(&disk)[0];
     disk.edit(path, |bytes| {
-        bytes[8] = 4;
+        bytes[8] = 5;
         let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..SEGMENT_HEADER]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
     });
     let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
-    assert!(matches!(error, JournalError::NewerFormat { found: 4, known: 3, .. }), "{error}");
+    assert!(matches!(error, JournalError::NewerFormat { found: 5, known: 4, .. }), "{error}");
 }
 
 /// Returns a disk whose newest segment is a recycled file with a whole older record right behind

@@ -251,7 +251,7 @@ fn a_library_that_is_not_stored_changes_nothing() {
     world.journal.close().unwrap();
     let new = library(b"a", 2);
     let changes = [(&b"b"[..], None), (b"a", Some(&new))];
-    assert!(world.partition.put_libraries(NOW, &changes).is_err());
+    assert!(world.partition.put_libraries(NOW, &changes, Vec::new()).is_err());
     let mut pending = BTreeMap::new();
     world.partition.shards[&0].apply_libraries(&mut pending).unwrap();
     assert!(pending.into_values().eq(world.libraries.iter().cloned()));

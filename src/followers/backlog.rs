@@ -1,0 +1,174 @@
+//! The last bytes of the stream for replicas, in memory.
+
+use bytes::Bytes;
+use flagstone_storage::journal::Lsn;
+use std::collections::VecDeque;
+
+/// A part of the stream: the words of some records.
+#[derive(Debug)]
+struct StreamBlock {
+    /// Offset of its first byte.
+    start: u64,
+    bytes: Bytes,
+    /// The last record whose words it has.
+    lsn: Lsn,
+}
+
+impl StreamBlock {
+    fn end(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Backlog {
+    blocks: VecDeque<StreamBlock>,
+    /// Offsets behind the records whose words are in the blocks, in order.
+    ends: VecDeque<(Lsn, u64)>,
+    /// Number of bytes of the whole stream, and its last record.
+    end: u64,
+    lsn: Lsn,
+}
+
+impl Backlog {
+    /// Creates the backlog of a stream that has so many bytes up to a record.
+    pub fn new(end: u64, lsn: Lsn) -> Self {
+        Self { blocks: VecDeque::new(), ends: VecDeque::new(), end, lsn }
+    }
+
+    /// Appends the words of the next records: each record, and the length of its words; then all
+    /// words.
+    pub fn push(&mut self, records: &[(Lsn, usize)], bytes: Bytes) {
+        let start = self.end;
+        for (lsn, len) in records {
+            self.end += *len as u64;
+            self.lsn = *lsn;
+            self.ends.push_back((*lsn, self.end));
+        }
+        debug_assert_eq!(
+            self.end,
+            start + bytes.len() as u64,
+            "the words are those of the records"
+        );
+        if !bytes.is_empty() {
+            self.blocks.push_back(StreamBlock { start, bytes, lsn: self.lsn });
+        }
+    }
+
+    /// Notes that the records up to one have no words.
+    pub fn advance(&mut self, lsn: Lsn) {
+        if lsn > self.lsn {
+            self.lsn = lsn;
+            self.ends.push_back((lsn, self.end));
+        }
+    }
+
+    /// Returns the first record whose words are there, or one before it.
+    pub fn first_lsn(&self) -> Lsn {
+        self.ends.front().map_or(self.lsn, |(lsn, _)| *lsn)
+    }
+
+    /// Returns the number of bytes of the stream.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Returns the last record whose words are in the stream.
+    pub fn lsn(&self) -> Lsn {
+        self.lsn
+    }
+
+    /// Returns the offset of the first byte that is there.
+    pub fn first(&self) -> u64 {
+        self.blocks.front().map_or(self.end, |block| block.start)
+    }
+
+    /// Returns the offset behind a record, if its words are there, or it is the last one.
+    pub fn offset_behind(&self, lsn: Lsn) -> Option<u64> {
+        if lsn == self.lsn {
+            return Some(self.end);
+        }
+        let at = self.ends.partition_point(|(other, _)| *other <= lsn);
+        match at.checked_sub(1) {
+            Some(before) if lsn < self.lsn => self.ends.get(before).map(|(_, end)| *end),
+            _ => None,
+        }
+    }
+
+    /// Returns some bytes from an offset on, none at the end; `None` if they are not there any more.
+    pub fn read(&self, from: u64) -> Option<Bytes> {
+        if from == self.end {
+            return Some(Bytes::new());
+        }
+        let at = self.blocks.partition_point(|block| block.end() <= from);
+        let block = self.blocks.get(at).filter(|block| block.start <= from)?;
+        Some(block.bytes.slice((from - block.start) as usize..))
+    }
+
+    /// Drops bytes from the front: at least `kept` stay, and all from `needed` on.
+    pub fn trim(&mut self, kept: u64, needed: u64) {
+        let mut lsn = 0;
+        while let Some(block) = self.blocks.front()
+            && self.end - block.end() >= kept
+            && block.end() <= needed
+        {
+            lsn = block.lsn;
+            self.blocks.pop_front();
+        }
+        let from = self.ends.partition_point(|(other, _)| *other < lsn);
+        // The offset behind the last record that is gone stays known.
+        self.ends.drain(..from);
+    }
+
+    /// Returns the memory of the bytes and of their index.
+    pub fn memory(&self) -> u64 {
+        self.end - self.first() + (self.ends.len() * size_of::<(Lsn, u64)>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backlog() -> Backlog {
+        let mut backlog = Backlog::new(100, 5);
+        backlog.push(&[(6, 3), (7, 0), (8, 2)], Bytes::from_static(b"abcde"));
+        backlog.push(&[(9, 4)], Bytes::from_static(b"fghi"));
+        backlog
+    }
+
+    #[test]
+    fn bytes_are_found_by_offset() {
+        let backlog = backlog();
+        assert_eq!((backlog.first(), backlog.end(), backlog.lsn()), (100, 109, 9));
+        assert_eq!(backlog.read(100).as_deref(), Some(&b"abcde"[..]));
+        assert_eq!(backlog.read(103).as_deref(), Some(&b"de"[..]));
+        assert_eq!(backlog.read(105).as_deref(), Some(&b"fghi"[..]));
+        assert_eq!(backlog.read(109).as_deref(), Some(&b""[..]));
+        assert_eq!((backlog.read(99), backlog.read(110)), (None, None));
+    }
+
+    #[test]
+    fn the_offset_behind_a_record_is_known_while_its_words_are_there() {
+        let mut backlog = backlog();
+        let behind = |backlog: &Backlog| [5, 6, 7, 8, 9, 10].map(|lsn| backlog.offset_behind(lsn));
+        let known = [None, Some(103), Some(103), Some(105), Some(109), None];
+        assert_eq!(behind(&backlog), known);
+        backlog.trim(4, u64::MAX);
+        assert_eq!((backlog.first(), backlog.end()), (105, 109));
+        assert_eq!(behind(&backlog)[3..], known[3..]);
+        assert_eq!(Backlog::new(7, 3).offset_behind(3), Some(7));
+    }
+
+    #[test]
+    fn what_a_replica_needs_is_kept() {
+        let mut backlog = backlog();
+        backlog.trim(0, 104);
+        assert_eq!(backlog.first(), 100);
+        backlog.trim(5, u64::MAX);
+        assert_eq!(backlog.first(), 100, "so many bytes stay in any case");
+        backlog.trim(0, 105);
+        assert_eq!(backlog.first(), 105);
+    }
+}

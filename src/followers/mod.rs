@@ -1,0 +1,319 @@
+//! Replicas of this server: the stream that they are sent, and how far each of them is. The
+//! connections that serve them are `crate::replication`.
+
+mod backlog;
+mod follower;
+mod render;
+
+pub use backlog::Backlog;
+pub use follower::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish};
+pub use render::render;
+
+use bytes::Bytes;
+use flagstone_storage::feed::{Feed, FeedMark, FeedTail, ID_BYTES};
+use flagstone_storage::journal::Lsn;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, watch};
+
+/// The stream for replicas.
+#[derive(Debug)]
+struct OutStream {
+    /// Replication id: 40 hexadecimal digits.
+    id: String,
+    backlog: Backlog,
+    /// Time since which no replica has been there, in ms since the Unix epoch; 0 if one is.
+    alone_since_ms: u64,
+}
+
+/// Figures of the stream, for INFO.
+#[derive(Clone, Debug, Default)]
+pub struct StreamFigures {
+    pub id: String,
+    pub first: u64,
+    pub end: u64,
+    pub memory: u64,
+}
+
+/// Replicas of this server.
+#[derive(Debug)]
+pub struct Followers {
+    /// Words of the journal's records.
+    pub feed: Arc<Feed>,
+    stream: Mutex<Option<OutStream>>,
+    all: Mutex<Vec<Arc<Follower>>>,
+    /// End of the stream; it changes when the stream grows or ends.
+    grown: watch::Sender<u64>,
+    /// Rings when a replica has acknowledged something, or has come or gone.
+    pub acknowledged: Notify,
+    /// Serialises the begin and the end of streams.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Serialises the making of data sets.
+    pub copying: tokio::sync::Mutex<()>,
+    /// Full and partial synchronisations since the start, and refused partial ones.
+    pub syncs: [std::sync::atomic::AtomicU64; 3],
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns an id as text.
+fn text_of(id: &[u8; ID_BYTES]) -> String {
+    let mut text = String::with_capacity(2 * ID_BYTES);
+    for byte in id {
+        // Writing into a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+impl Followers {
+    /// Creates the state of a server with this feed and no replicas.
+    pub fn new(feed: Arc<Feed>) -> Self {
+        Self {
+            feed,
+            stream: Mutex::default(),
+            all: Mutex::default(),
+            grown: watch::Sender::new(0),
+            acknowledged: Notify::new(),
+            turn: tokio::sync::Mutex::default(),
+            copying: tokio::sync::Mutex::default(),
+            syncs: Default::default(),
+        }
+    }
+
+    // ---- the stream ----------------------------------------------------------------------------
+
+    /// Begins a stream behind a record.
+    pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, now_ms: u64) {
+        let backlog = Backlog::new(0, lsn);
+        self.feed.start(FeedMark { lsn, offset: 0 });
+        *lock(&self.stream) =
+            Some(OutStream { id: text_of(id), backlog, alone_since_ms: now_ms.max(1) });
+    }
+
+    /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
+    /// ended.
+    pub fn resume(&self, tail: &FeedTail, now_ms: u64) -> bool {
+        let mut bytes = Vec::new();
+        let (mut records, mut before_mark) = (Vec::new(), 0);
+        for (lsn, words) in &tail.records {
+            let from = bytes.len();
+            if render(words, &mut bytes).is_none() {
+                self.end();
+                return false;
+            }
+            records.push((*lsn, bytes.len() - from));
+            if *lsn <= tail.mark.lsn {
+                before_mark = bytes.len() as u64;
+            }
+        }
+        let Some(start) = tail.mark.offset.checked_sub(before_mark) else {
+            self.end();
+            return false;
+        };
+        let mut backlog = Backlog::new(start, 0);
+        backlog.push(&records, bytes.into());
+        // The next record may have a greater number than the one behind the last.
+        backlog.advance(self.feed.mark().lsn);
+        self.feed.set_mark(FeedMark { lsn: backlog.lsn(), offset: backlog.end() });
+        self.grown.send_replace(backlog.end());
+        let id = text_of(&tail.id);
+        *lock(&self.stream) = Some(OutStream { id, backlog, alone_since_ms: now_ms.max(1) });
+        true
+    }
+
+    /// Ends the stream. Replicas that are there are to be disconnected.
+    pub fn end(&self) {
+        self.feed.turn_off();
+        *lock(&self.stream) = None;
+        self.grown.send_replace(0);
+    }
+
+    /// Takes the words of all durable records into the stream. `kept`: bytes that stay in memory.
+    pub fn take_durable(&self, durable: Lsn, kept: u64) {
+        let taken = self.feed.take(durable);
+        let (mut bytes, mut records) = (Vec::new(), Vec::with_capacity(taken.len()));
+        for (lsn, words) in taken {
+            let from = bytes.len();
+            if render(&words, &mut bytes).is_none() {
+                tracing::error!(
+                    lsn,
+                    "the words of a record are damaged: the stream for replicas ends"
+                );
+                return self.end();
+            }
+            records.push((lsn, bytes.len() - from));
+        }
+        let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
+        let mut stream = lock(&self.stream);
+        let Some(stream) = stream.as_mut() else { return };
+        if !records.is_empty() {
+            stream.backlog.push(&records, Bytes::from(bytes));
+            let mark = FeedMark { lsn: stream.backlog.lsn(), offset: stream.backlog.end() };
+            self.feed.set_mark(mark);
+            self.grown.send_replace(mark.offset);
+        }
+        stream.backlog.trim(kept, needed.unwrap_or(u64::MAX));
+    }
+
+    /// Returns the receiver of the stream's end.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.grown.subscribe()
+    }
+
+    /// Returns bytes of the stream from an offset on; `None` if they are not in memory any more.
+    pub fn read(&self, from: u64) -> Option<Bytes> {
+        lock(&self.stream).as_ref()?.backlog.read(from)
+    }
+
+    /// Returns the id of the stream and its offset behind a record, once its words are in it.
+    pub fn position_behind(&self, lsn: Lsn) -> Option<(String, u64)> {
+        let stream = lock(&self.stream);
+        let stream = stream.as_ref()?;
+        Some((stream.id.clone(), stream.backlog.offset_behind(lsn)?))
+    }
+
+    /// Returns the number of bytes that a replica with all records up to an lsn has, at most: more may
+    /// be counted than there are. `None`: the words of the record are not in the stream yet.
+    pub fn offset_of(&self, lsn: Lsn) -> Option<u64> {
+        let stream = lock(&self.stream);
+        let backlog = &stream.as_ref()?.backlog;
+        let is_there = backlog.lsn() >= lsn;
+        is_there.then(|| backlog.offset_behind(lsn).unwrap_or(backlog.end()))
+    }
+
+    /// Returns the first record that a start would need to have the same backlog.
+    pub fn first_lsn(&self) -> Option<Lsn> {
+        Some(lock(&self.stream).as_ref()?.backlog.first_lsn())
+    }
+
+    /// Returns the figures of the stream, if there is one.
+    pub fn figures(&self) -> Option<StreamFigures> {
+        let stream = lock(&self.stream);
+        let OutStream { id, backlog, .. } = stream.as_ref()?;
+        let (first, end, memory) = (backlog.first(), backlog.end(), backlog.memory());
+        Some(StreamFigures { id: id.clone(), first, end, memory })
+    }
+
+    /// Returns true if a replica with these bytes of a stream can go on: then the bytes behind them
+    /// stay in memory for it.
+    pub fn can_continue(&self, id: &[u8], offset: u64, follower: &Follower) -> bool {
+        let stream = lock(&self.stream);
+        let can = stream.as_ref().is_some_and(|stream| {
+            let OutStream { id: own, backlog, .. } = stream;
+            own.as_bytes() == id && (backlog.first()..=backlog.end()).contains(&offset)
+        });
+        if can {
+            follower.set_needs(offset);
+        }
+        can
+    }
+
+    /// Makes the bytes behind the present end of the stream stay in memory for a replica.
+    pub fn keep_for(&self, follower: &Follower) {
+        let stream = lock(&self.stream);
+        follower.set_needs(stream.as_ref().map_or(0, |stream| stream.backlog.end()));
+    }
+
+    /// Returns how long no replica has been there, in ms, while there is a stream; a stream at hand
+    /// with replicas is never alone.
+    pub fn alone_ms(&self, now_ms: u64) -> Option<u64> {
+        let is_alone = lock(&self.all).is_empty();
+        let mut stream = lock(&self.stream);
+        let stream = stream.as_mut()?;
+        match (is_alone, stream.alone_since_ms) {
+            (false, _) => {
+                stream.alone_since_ms = 0;
+                None
+            }
+            (true, 0) => {
+                stream.alone_since_ms = now_ms.max(1);
+                None
+            }
+            (true, since_ms) => Some(now_ms.saturating_sub(since_ms)),
+        }
+    }
+
+    // ---- replicas ------------------------------------------------------------------------------
+
+    /// Returns all replicas, in the order in which they came.
+    pub fn all(&self) -> Vec<Arc<Follower>> {
+        lock(&self.all).clone()
+    }
+
+    /// Adds a replica.
+    pub fn join(&self, follower: Arc<Follower>) {
+        lock(&self.all).push(follower);
+        self.acknowledged.notify_waiters();
+    }
+
+    /// Removes a replica.
+    pub fn leave(&self, client: u64) {
+        lock(&self.all).retain(|follower| follower.client != client);
+        self.acknowledged.notify_waiters();
+    }
+
+    /// Returns the number of replicas that have acknowledged so many bytes of the stream, or have
+    /// stored them (`is_stored`).
+    pub fn count(&self, offset: u64, is_stored: bool) -> usize {
+        let has = |follower: &&Arc<Follower>| follower.has(offset, is_stored);
+        lock(&self.all).iter().filter(has).count()
+    }
+
+    /// Returns the number of replicas that follow with at most so many seconds of lag.
+    pub fn good(&self, max_lag_s: u64, now_ms: u64) -> usize {
+        let is_good = |follower: &&Arc<Follower>| follower.is_good(max_lag_s, now_ms);
+        lock(&self.all).iter().filter(is_good).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_storage::words::RoundWords;
+
+    fn words(value: &[u8]) -> Bytes {
+        let mut words = RoundWords::default();
+        words.want(true);
+        words.command(0, [b"set", &b"k"[..], value].into_iter());
+        words.into_bytes().into()
+    }
+
+    #[test]
+    fn the_stream_of_an_earlier_process_goes_on_at_the_same_offset() {
+        let mut one = Vec::new();
+        render(&words(b"1"), &mut one).unwrap();
+        let records = (7..10).map(|lsn| (lsn, words(b"1"))).collect();
+        let mark = FeedMark { lsn: 8, offset: 1000 };
+        let tail = FeedTail { id: [0xab; ID_BYTES], records, mark };
+        let followers = Followers::new(Arc::default());
+        assert!(followers.resume(&tail, 5));
+        let figures = followers.figures().unwrap();
+        let len = one.len() as u64;
+        assert_eq!((figures.first, figures.end), (1000 - 2 * len, 1000 + len));
+        assert_eq!(figures.id, "ab".repeat(ID_BYTES));
+        let follower = Follower::new(1, FollowerFacts::default(), 0);
+        assert!(followers.can_continue(figures.id.as_bytes(), 1000, &follower));
+        assert_eq!(follower.needs(), 1000);
+        assert!(!followers.can_continue(figures.id.as_bytes(), 1001 + len, &follower));
+        assert!(!followers.can_continue(b"other", 1000, &follower));
+        assert_eq!(followers.read(1000).unwrap(), one);
+        let tail = FeedTail { mark: FeedMark { lsn: 8, offset: 1 }, ..tail };
+        assert!(!followers.resume(&tail, 5) && followers.figures().is_none());
+    }
+
+    #[test]
+    fn a_stream_is_alone_since_the_last_replica_has_gone() {
+        let followers = Followers::new(Arc::default());
+        assert_eq!(followers.alone_ms(1), None);
+        followers.begin(&[1; ID_BYTES], 1, 10);
+        assert_eq!(followers.alone_ms(15), Some(5));
+        followers.join(Arc::new(Follower::new(1, FollowerFacts::default(), 0)));
+        assert_eq!(followers.alone_ms(20), None);
+        followers.leave(1);
+        assert_eq!(followers.alone_ms(30), None);
+        assert_eq!(followers.alone_ms(32), Some(2));
+    }
+}

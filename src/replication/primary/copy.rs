@@ -1,0 +1,259 @@
+//! The data set for a replica: an RDB of the data at one record of the journal.
+//!
+//! A checkpoint is taken, and a branch of it opened, as a start would open it, beside the data. All of
+//! its keys are written in the order of their slots, with what has expired: the replica leaves expiry
+//! to this server. Writers go on meanwhile.
+
+use crate::checkpoints::branch_at;
+use crate::config::Settings;
+use crate::node::Node;
+use anyhow::{Context, Result, anyhow, bail};
+use bytes::Bytes;
+use flagstone_commands::generic::old_payload_of;
+use flagstone_commands::{Ctx, DataSettings, Stop};
+use flagstone_rdb::dump_functions;
+use flagstone_rdb::file::{FOOTER_LEN, Output};
+use flagstone_storage::checkpoint::offline_options;
+use flagstone_storage::directory::{Directory, Location};
+use flagstone_storage::journal::Lsn;
+use flagstone_storage::partition::Partition;
+use flagstone_storage::place::{Place, remove_tree};
+use flagstone_storage::scan::Cursor;
+use flagstone_storage::store::Need;
+use flagstone_wire::resp::Reply;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Directory of the branch, in the store of the data.
+const COPYING: &str = "copying";
+
+/// File that holds a data set for a replica that has to know its length, in the data directory.
+const COPY_FILE: &str = "replica-copy.rdb";
+
+/// Number of keys that are read at a time.
+const PAGE: usize = 512;
+
+/// Bytes that are sent at a time.
+const CHUNK: usize = 64 << 10;
+
+/// Memory in bytes for decoded values, for caches, and for rows that are replayed.
+const VALUES: usize = 16 << 20;
+const CACHE: u64 = 8 << 20;
+const ROWS: usize = 16 << 20;
+
+/// Entries that are examined to keep to that memory.
+const EVICTION_STEPS: usize = 1 << 20;
+
+/// A part of a data set.
+pub(super) enum DataPart {
+    /// The data is that of this record.
+    At(Lsn),
+    /// Number of its bytes, if they are known.
+    Length(u64),
+    Bytes(Bytes),
+    End,
+}
+
+/// Makes a data set. `with_length`: its length comes before its bytes.
+pub(super) async fn make(node: Arc<Node>, with_length: bool, to: mpsc::Sender<DataPart>) {
+    // One at a time: each takes disk and memory.
+    let _turn = node.followers.copying.lock().await;
+    if to.is_closed() {
+        return;
+    }
+    let store = node.checkpoints.source.store.join(COPYING);
+    let made = make_in(&node, &store, with_length, &to).await;
+    if let Err(error) = remove_tree(&store).await {
+        tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
+    }
+    // A replica that has gone needs no data, and no line in the log.
+    if let Err(error) = made
+        && !to.is_closed()
+    {
+        tracing::error!("there is no data set for a replica: {error:#}");
+    }
+}
+
+/// Removes what a killed process has left.
+pub(crate) async fn clean(node: &Node) {
+    let store = node.checkpoints.source.store.join(COPYING);
+    if let Err(error) = remove_tree(&store).await {
+        tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
+    }
+    // Usually there is none.
+    let _ = fs::remove_file(copy_file(&node.config.settings()));
+}
+
+fn copy_file(settings: &Settings) -> PathBuf {
+    settings.dir.join(COPY_FILE)
+}
+
+async fn make_in(
+    node: &Arc<Node>,
+    store: &Place,
+    with_length: bool,
+    to: &mpsc::Sender<DataPart>,
+) -> Result<()> {
+    remove_tree(store).await?;
+    let lsn = branch_at(node, store.clone()).await.map_err(|what| anyhow!(what))?;
+    send(to, DataPart::At(lsn)).await?;
+    let settings = node.config.settings();
+    let location = Location { store: store.clone(), journal: None };
+    let mut options = offline_options(&location).await?;
+    options.databases = settings.databases;
+    (options.block_cache_bytes, options.meta_cache_bytes) = (CACHE, CACHE);
+    (options.memtable_bytes, options.replay_bytes) = (ROWS, ROWS);
+    let mut opened = Directory::open(options, node.clock.clone()).await?;
+    let (engines, libraries) = (opened.engines(), std::mem::take(&mut opened.libraries));
+    let (mut partitions, locks) = opened.into_partitions(1, 1);
+    let mut partition = partitions.pop().context("a directory without a partition")?;
+    let codes: Vec<&[u8]> = libraries.iter().map(|library| &*library.code).collect();
+    let copied = match with_length {
+        false => {
+            let sink = DataSink::Replica(to);
+            write(node, &settings, &mut partition, &codes, sink).await
+        }
+        true => {
+            let path = copy_file(&settings);
+            let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
+            let written =
+                write(node, &settings, &mut partition, &codes, DataSink::File(file)).await;
+            let sent = match written {
+                Ok(()) => send_file(&path, to).await,
+                Err(error) => Err(error),
+            };
+            let _ = fs::remove_file(&path);
+            sent
+        }
+    };
+    drop(partition);
+    for engine in engines {
+        // It is about to be removed.
+        let _ = engine.close().await;
+    }
+    drop(locks);
+    copied?;
+    send(to, DataPart::End).await
+}
+
+async fn send(to: &mpsc::Sender<DataPart>, part: DataPart) -> Result<()> {
+    to.send(part).await.map_err(|_| anyhow!("the replica has gone"))
+}
+
+async fn send_file(path: &std::path::Path, to: &mpsc::Sender<DataPart>) -> Result<()> {
+    let mut file = File::open(path)?;
+    send(to, DataPart::Length(file.metadata()?.len())).await?;
+    loop {
+        let mut chunk = vec![0; CHUNK];
+        let read = file.read(&mut chunk)?;
+        if read == 0 {
+            return Ok(());
+        }
+        chunk.truncate(read);
+        send(to, DataPart::Bytes(chunk.into())).await?;
+    }
+}
+
+/// Receiver of the bytes of a data set.
+enum DataSink<'a> {
+    Replica(&'a mpsc::Sender<DataPart>),
+    File(File),
+}
+
+impl DataSink<'_> {
+    async fn take(&mut self, bytes: &mut Vec<u8>, least: usize) -> Result<()> {
+        if bytes.len() < least {
+            return Ok(());
+        }
+        let bytes = std::mem::take(bytes);
+        match self {
+            Self::Replica(to) => send(to, DataPart::Bytes(bytes.into())).await,
+            Self::File(file) => Ok(file.write_all(&bytes)?),
+        }
+    }
+}
+
+/// Writes the RDB.
+async fn write(
+    node: &Node,
+    settings: &Settings,
+    partition: &mut Partition,
+    libraries: &[&[u8]],
+    mut sink: DataSink<'_>,
+) -> Result<()> {
+    let mut output = Output::of_old_types(Vec::new())?;
+    output.aux("flagstone-ver", env!("CARGO_PKG_VERSION"))?;
+    output.aux("redis-bits", "64")?;
+    output.aux("ctime", &(node.clock.now_ms() / 1000).to_string())?;
+    output.aux("repl-stream-db", "0")?;
+    output.functions(&dump_functions(libraries.iter().copied(), settings.data.rdbcompression))?;
+    let shards: Vec<u16> = partition.shards.keys().copied().collect();
+    for db in 0..settings.databases {
+        let (keys, expires) = partition.totals(db);
+        if keys == 0 {
+            continue;
+        }
+        output.database(u64::from(db), keys, expires)?;
+        for &shard in &shards {
+            let mut from = Some(Cursor::default());
+            while let Some(cursor) = from {
+                let plan = partition.plan_scan(db, shard, cursor, PAGE);
+                let page = plan.context("a shard is missing")?.run().await?;
+                let keys: Vec<Box<[u8]>> = page.keys.into_iter().map(|found| found.key).collect();
+                load(node, partition, needs_of(db, &keys)).await?;
+                for key in &keys {
+                    write_key(node, &settings.data, partition, (db, key), &mut output).await?;
+                    sink.take(output.file_mut(), CHUNK).await?;
+                }
+                partition.store.evict(VALUES, u64::MAX, EVICTION_STEPS, |_, _| false);
+                from = page.next;
+            }
+        }
+    }
+    let mut rest = output.finish_sent()?;
+    sink.take(&mut rest, 0).await
+}
+
+fn needs_of(db: u32, keys: &[Box<[u8]>]) -> Vec<Need> {
+    keys.iter().map(|key| Need { db, key: key.clone(), part: None }).collect()
+}
+
+async fn load(node: &Node, partition: &mut Partition, needs: Vec<Need>) -> Result<()> {
+    let mut cold = needs;
+    cold.retain(|need| need.part.is_some() || !partition.store.is_hot(need.db, &need.key));
+    let loaded = partition.plan_load(cold).run(&node.background).await;
+    partition.finish_load(loaded)
+}
+
+async fn write_key(
+    node: &Node,
+    settings: &DataSettings,
+    partition: &mut Partition,
+    (db, key): (u32, &[u8]),
+    output: &mut Output<Vec<u8>>,
+) -> Result<()> {
+    let (payload, expire_at_ms) = loop {
+        partition.store.begin(node.clock.now_ms(), false);
+        partition.store.see_expired();
+        let found = {
+            let mut out = Reply::default();
+            let mut cx = Ctx::new(&mut partition.store, &mut out, db, settings);
+            old_payload_of(&mut cx, key)
+        };
+        match found {
+            Ok(Some(found)) => break found,
+            Ok(None) => bail!("the key {} has no value", key.escape_ascii()),
+            Err(Stop::Miss(needs)) => load(node, partition, needs).await?,
+            Err(Stop::Error(text)) => bail!("{text}"),
+            Err(Stop::Block(_) | Stop::Unsettled) => bail!("a value cannot be read"),
+        }
+    };
+    let (&object_type, object) = payload.split_first().context("an empty payload")?;
+    let expire_at_ms = (expire_at_ms != 0).then_some(expire_at_ms.cast_signed());
+    output.key(key, expire_at_ms, object_type)?;
+    output.object(&object[..object.len() - FOOTER_LEN])?;
+    Ok(())
+}

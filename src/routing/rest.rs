@@ -1,0 +1,31 @@
+//! Jobs that run while no command does.
+
+use super::coordinator::Coordination;
+use super::holds::{hold_all, release};
+use crate::command::{Patience, RoundError};
+use crate::worker::Worker;
+use std::future::Future;
+use std::rc::Rc;
+
+/// Runs a job while every worker is held entirely: all changes before are in the journal, and no
+/// command is in the middle. It runs to its end even if the future is dropped.
+///
+/// # Errors
+/// If a worker cannot be held, because a script runs for long.
+pub(crate) async fn at_rest<T: 'static>(
+    worker: &Rc<Worker>,
+    job: impl Future<Output = T> + 'static,
+) -> Result<T, RoundError> {
+    let coordinator = worker.clone();
+    let under_way = worker.node.ending.coordinator();
+    let resting = tokio::task::spawn_local(async move {
+        let _under_way = under_way;
+        let mut held = Coordination::default();
+        held.patience = Patience::Short;
+        hold_all(&coordinator, &mut held).await?;
+        let done = job.await;
+        release(&coordinator, &mut held, Vec::new()).await;
+        Ok(done)
+    });
+    resting.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
+}

@@ -1,0 +1,338 @@
+//! The words of the journal's records on their way to replicas (RFC 15).
+//!
+//! While the feed is on, each record has a *part for replicas* behind the operations of its shards:
+//! the words of its round, and a *mark*, a position of the stream that was known when the record was
+//! written. So the stream can be continued after a crash: its end is the mark, and the words of the
+//! records behind it. A record without that part was written by somebody who did not feed: the stream
+//! ends before it for good.
+//!
+//! ```text
+//! 0xffff u16 | length u64 | form u8 | directory u32 | id (20 bytes)
+//!            | lsn u64 | offset u64     the mark: the stream has this many bytes up to that record
+//!            | words
+//! ```
+
+use crate::commit::{Sealed, split_body};
+use crate::journal::{CommitPiece, HoldId, Journal, JournalError, Lsn, Recovered};
+use anyhow::Result;
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Stands in a record's body for a shard.
+pub const FEED: u16 = u16::MAX;
+
+/// Length of a stream's id in bytes.
+pub const ID_BYTES: usize = 20;
+
+/// The form of words, and of their rendering: the offsets of a stream count rendered bytes, so it
+/// ends when a version of the program renders them in another way.
+const FORM: u8 = 1;
+
+/// Length of the part's content before the words.
+const HEAD: usize = 1 + 4 + ID_BYTES + 8 + 8;
+
+/// A position of the stream: the number of its bytes up to a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FeedMark {
+    pub lsn: Lsn,
+    pub offset: u64,
+}
+
+/// Words of a record.
+pub type RecordWords = (Lsn, Bytes);
+
+#[derive(Debug, Default)]
+struct FeedState {
+    id: [u8; ID_BYTES],
+    mark: FeedMark,
+    /// Words of records that were not taken, by lsn.
+    appended: BTreeMap<Lsn, Bytes>,
+    /// The record whose words are taken next; 0: those appended so far belong to no stream.
+    next: Lsn,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Feed {
+    is_on: AtomicBool,
+    /// Salt of the journal: identifies the data directory.
+    directory: u32,
+    state: Mutex<FeedState>,
+    /// Hold on the records of the stream that a start is to find.
+    held: Mutex<Option<(HoldId, Lsn)>>,
+}
+
+impl Feed {
+    /// Creates the feed of a data directory.
+    pub fn new(directory: u32) -> Self {
+        Self { directory, ..Self::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, FeedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if words are wanted.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Begins to gather words for a new stream. [`start`](Self::start) follows once every thread
+    /// that appends knows it.
+    pub fn turn_on(&self, id: [u8; ID_BYTES]) {
+        *self.state() = FeedState { id, ..FeedState::default() };
+        self.is_on.store(true, Ordering::SeqCst);
+    }
+
+    /// Starts the stream behind a record, at an offset.
+    pub fn start(&self, mark: FeedMark) {
+        let mut state = self.state();
+        state.appended = state.appended.split_off(&(mark.lsn + 1));
+        (state.mark, state.next) = (mark, mark.lsn + 1);
+    }
+
+    /// Ends the stream.
+    pub fn turn_off(&self) {
+        self.is_on.store(false, Ordering::SeqCst);
+        *self.state() = FeedState::default();
+    }
+
+    /// Keeps the journal's records from one on, so that a start finds them, until the journal has more
+    /// than `max_bytes`; `None`: no more.
+    pub fn keep(&self, journal: &dyn Journal, from: Option<Lsn>, max_bytes: u64) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.map(|(_, lsn)| lsn) == from {
+            return;
+        }
+        let hold = from.map(|from| (journal.hold(from, max_bytes), from));
+        if let Some((old, _)) = std::mem::replace(&mut *held, hold) {
+            journal.release(old);
+        }
+    }
+
+    /// Takes the words of all records up to `durable` in order, once each.
+    pub fn take(&self, durable: Lsn) -> Vec<RecordWords> {
+        let mut state = self.state();
+        let mut taken = Vec::new();
+        while state.next != 0 && state.next <= durable {
+            let next = state.next;
+            // The thread that has appended it is about to bring its words.
+            let Some(words) = state.appended.remove(&next) else { break };
+            taken.push((next, words));
+            state.next += 1;
+        }
+        taken
+    }
+
+    /// Sets the position up to which the stream was taken and rendered.
+    pub fn set_mark(&self, mark: FeedMark) {
+        self.state().mark = mark;
+    }
+
+    /// Returns that position.
+    pub fn mark(&self) -> FeedMark {
+        self.state().mark
+    }
+
+    /// Returns the head of a record's part for replicas, without the words.
+    fn head(&self, words: usize) -> Vec<u8> {
+        let state = self.state();
+        let mut head = Vec::with_capacity(10 + HEAD);
+        head.extend_from_slice(&FEED.to_be_bytes());
+        head.extend_from_slice(&((HEAD + words) as u64).to_be_bytes());
+        head.push(FORM);
+        head.extend_from_slice(&self.directory.to_be_bytes());
+        head.extend_from_slice(&state.id);
+        head.extend_from_slice(&state.mark.lsn.to_be_bytes());
+        head.extend_from_slice(&state.mark.offset.to_be_bytes());
+        head
+    }
+
+    /// Appends a record to the journal, and keeps its words for the stream. `body`: the operations of
+    /// the shards.
+    pub fn append(
+        &self,
+        journal: &dyn Journal,
+        now_ms: u64,
+        sealed: &Sealed,
+        body: &[&[u8]],
+    ) -> Result<Lsn, JournalError> {
+        if !self.is_on() {
+            return journal.append(now_ms, &sealed.shards(), body);
+        }
+        let head = self.head(sealed.words.len());
+        let mut parts = body.to_vec();
+        parts.extend([&head[..], &sealed.words]);
+        let lsn = journal.append(now_ms, &sealed.shards(), &parts)?;
+        let mut state = self.state();
+        if self.is_on() && (state.next == 0 || lsn >= state.next) {
+            state.appended.insert(lsn, Bytes::copy_from_slice(&sealed.words));
+        }
+        Ok(lsn)
+    }
+}
+
+/// The end of a stream that a journal has, to be continued.
+#[derive(Clone, Debug)]
+pub struct FeedTail {
+    pub id: [u8; ID_BYTES],
+    /// The last records, in order and without a gap.
+    pub records: VecDeque<RecordWords>,
+    /// A position within them.
+    pub mark: FeedMark,
+}
+
+/// A part for replicas, decoded.
+struct FeedPart {
+    id: [u8; ID_BYTES],
+    mark: FeedMark,
+    words: Bytes,
+}
+
+/// Returns the part for replicas of a record of a data directory; `None`: there is none that this
+/// version can continue.
+fn part_of(body: &Bytes, directory: u32) -> Option<FeedPart> {
+    let (_, content) = split_body(body)?.into_iter().find(|(shard, _)| *shard == FEED)?;
+    let (head, words) = content.split_at_checked(HEAD)?;
+    let number = |at: usize| Some(u64::from_be_bytes(*head.get(at..)?.first_chunk()?));
+    let owner = u32::from_be_bytes(*head.get(1..)?.first_chunk()?);
+    if head[0] != FORM || owner != directory {
+        return None;
+    }
+    let mark = FeedMark { lsn: number(5 + ID_BYTES)?, offset: number(13 + ID_BYTES)? };
+    let words = Bytes::copy_from_slice(words);
+    Some(FeedPart { id: *head.get(5..)?.first_chunk()?, mark, words })
+}
+
+impl Feed {
+    /// Reads the end of the stream from a recovered journal: the last records, up to `max_bytes` of
+    /// words.
+    pub(crate) async fn read_tail(
+        &self,
+        recovery: &Recovered,
+        max_bytes: usize,
+    ) -> Result<Option<FeedTail>, JournalError> {
+        let end = recovery.end();
+        // Most journals have no stream, and are not read.
+        if end == 0 || read_from(recovery, end, self.directory, max_bytes).await?.is_none() {
+            return Ok(None);
+        }
+        let tail = read_from(recovery, 1, self.directory, max_bytes).await?;
+        Ok(tail.filter(FeedTail::is_usable))
+    }
+
+    /// Keeps the records of the tail in the journal until the backlog goes beyond them.
+    pub(crate) fn keep_tail(&self, journal: &dyn Journal, tail: Option<&FeedTail>) {
+        if let Some((first, _)) = tail.and_then(|tail| tail.records.front()) {
+            self.keep(journal, Some(*first), u64::MAX);
+        }
+    }
+
+    /// Continues the stream of the tail with the records that are appended from now on. Its offset
+    /// follows when the tail is rendered.
+    pub(crate) fn go_on(&self, journal: &dyn Journal, tail: Option<&FeedTail>) {
+        if let Some(tail) = tail {
+            self.turn_on(tail.id);
+            self.start(FeedMark { lsn: journal.end(), offset: 0 });
+        }
+    }
+}
+
+async fn read_from(
+    recovery: &Recovered,
+    from: Lsn,
+    directory: u32,
+    max_bytes: usize,
+) -> Result<Option<FeedTail>, JournalError> {
+    let (mut tail, mut bytes, mut body) = (None::<FeedTail>, 0, Vec::new());
+    let mut pieces = recovery.pieces(from);
+    while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
+        if first {
+            body.clear();
+        }
+        let whole = match (first, last) {
+            (true, true) => record.body,
+            (_, last) => {
+                body.extend_from_slice(&record.body);
+                if !last {
+                    continue;
+                }
+                std::mem::take(&mut body).into()
+            }
+        };
+        let Some(part) = part_of(&whole, directory) else {
+            (tail, bytes) = (None, 0);
+            continue;
+        };
+        let kept = match &mut tail {
+            Some(tail) if tail.id == part.id => tail,
+            other => {
+                bytes = 0;
+                other.insert(FeedTail { id: part.id, records: VecDeque::new(), mark: part.mark })
+            }
+        };
+        bytes += part.words.len();
+        kept.mark = part.mark;
+        kept.records.push_back((record.lsn, part.words));
+        while bytes > max_bytes && kept.records.len() > 1 {
+            bytes -= kept.records.pop_front().map_or(0, |(_, words)| words.len());
+        }
+    }
+    Ok(tail)
+}
+
+impl FeedTail {
+    /// Returns true if the mark is a position of the records that are there.
+    fn is_usable(&self) -> bool {
+        let first = self.records.front().map_or(0, |(lsn, _)| *lsn);
+        self.mark.lsn != 0 && self.mark.lsn + 1 >= first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed(words: &[u8]) -> Sealed {
+        Sealed { words: words.to_vec(), ..Sealed::default() }
+    }
+
+    fn body(feed: &Feed, words: &[u8]) -> Bytes {
+        let sealed = sealed(words);
+        let head = feed.head(words.len());
+        [&sealed.body()[..], &head, words].concat().into()
+    }
+
+    #[test]
+    fn a_part_roundtrips_and_belongs_to_its_directory() {
+        let feed = Feed::new(7);
+        feed.turn_on([3; ID_BYTES]);
+        feed.start(FeedMark { lsn: 5, offset: 100 });
+        let bytes = body(&feed, b"words");
+        let part = part_of(&bytes, 7).unwrap();
+        assert_eq!((part.id, &part.words[..]), ([3; ID_BYTES], &b"words"[..]));
+        assert_eq!(part.mark, FeedMark { lsn: 5, offset: 100 });
+        assert!(part_of(&bytes, 8).is_none(), "it is a copy of another directory");
+        assert!(part_of(&bytes.slice(..bytes.len() - 1), 7).is_none());
+    }
+
+    #[test]
+    fn words_are_taken_in_order_and_only_when_they_are_durable() {
+        let feed = Feed::new(7);
+        feed.turn_on([3; ID_BYTES]);
+        let bring = |lsn: Lsn| feed.state().appended.insert(lsn, Bytes::from(vec![lsn as u8]));
+        bring(4);
+        bring(6);
+        feed.start(FeedMark { lsn: 4, offset: 0 });
+        bring(7);
+        let lsns = |durable| feed.take(durable).into_iter().map(|(lsn, _)| lsn).collect::<Vec<_>>();
+        assert_eq!(lsns(9), [0; 0], "the words of record 5 are missing");
+        bring(5);
+        assert_eq!(lsns(6), [5, 6]);
+        assert_eq!(lsns(6), [0; 0]);
+        assert_eq!(lsns(9), [7]);
+    }
+}

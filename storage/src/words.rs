@@ -1,0 +1,278 @@
+//! The words of a round: the commands that make its changes on a replica, in the order in which they
+//! ran (RFC 15). They are gathered only while somebody follows this server.
+//!
+//! Commands form *groups*: all that one command or unit has done, with the keys that were found to
+//! be expired meanwhile. A replica applies a group as one.
+//!
+//! ```text
+//! group:   items u32 | items
+//! item:    what u8 | db varint | n varint | n × bytes
+//! what:    0 a command: its words · 1 a key that has expired or was evicted: its name
+//!          2 fields of a hash that have expired: the key, then their names
+//! ```
+
+use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
+
+const COMMAND: u8 = 0;
+const REMOVAL: u8 = 1;
+const FIELDS: u8 = 2;
+
+/// Length of the head of a group.
+const HEAD: usize = 4;
+
+/// Memory in bytes that an idle round keeps for its words.
+const KEEP: usize = 64 << 10;
+
+/// One item of the words of a round.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Said<'a> {
+    /// A command, with the database that is selected for it.
+    Command { db: u32, words: Vec<&'a [u8]> },
+    /// A key that has expired, or was evicted.
+    Removal { db: u32, key: &'a [u8] },
+    /// Fields of a hash that have expired.
+    Fields { db: u32, key: &'a [u8], names: Vec<&'a [u8]> },
+}
+
+impl Said<'_> {
+    /// Returns the database that the item is of.
+    pub fn db(&self) -> u32 {
+        match self {
+            Self::Command { db, .. } | Self::Removal { db, .. } | Self::Fields { db, .. } => *db,
+        }
+    }
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct RoundWords {
+    wanted: bool,
+    bytes: Vec<u8>,
+    /// True between the begin and the end of a command or unit.
+    is_grouping: bool,
+    /// Position of the head of the open group, if it has items.
+    group: Option<usize>,
+    /// Number of changes of the store before the running command, and those that were said since.
+    changes: u64,
+    /// True if the running command has said what it did.
+    told: bool,
+}
+
+impl RoundWords {
+    /// Sets whether words are gathered.
+    #[inline]
+    pub fn want(&mut self, wanted: bool) {
+        self.wanted = wanted;
+    }
+
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Begins a group: what is said until its end is one.
+    pub fn begin_group(&mut self) {
+        (self.is_grouping, self.group) = (true, None);
+    }
+
+    /// Ends the group.
+    pub fn end_group(&mut self) {
+        (self.is_grouping, self.group) = (false, None);
+    }
+
+    /// Returns the position of what is said next.
+    pub(crate) fn position(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Takes back the group and everything else behind a position.
+    pub(crate) fn take_back(&mut self, position: usize) {
+        self.bytes.truncate(position);
+        self.end_group();
+    }
+
+    /// Begins a command, of a group or alone; `changes` counts those of the store so far.
+    #[inline]
+    pub fn begin_command(&mut self, changes: u64) {
+        (self.changes, self.told) = (changes, false);
+    }
+
+    /// Returns true if the running command has made changes that nobody has said yet.
+    #[inline]
+    pub fn is_unsaid(&self, changes: u64) -> bool {
+        !self.told && changes > self.changes
+    }
+
+    /// Marks the running command as having said what it did: not its own words are sent.
+    pub fn tell(&mut self) {
+        self.told = true;
+    }
+
+    fn item(&mut self, what: u8, db: u32, count: usize) {
+        let group = match self.group {
+            Some(group) => group,
+            None => {
+                let group = self.bytes.len();
+                self.bytes.extend_from_slice(&[0; HEAD]);
+                self.group = self.is_grouping.then_some(group);
+                group
+            }
+        };
+        if let Some(head) = self.bytes.get_mut(group..).and_then(<[u8]>::first_chunk_mut::<HEAD>) {
+            *head = (u32::from_be_bytes(*head) + 1).to_be_bytes();
+        }
+        self.bytes.push(what);
+        put_varint(&mut self.bytes, u64::from(db));
+        put_varint(&mut self.bytes, count as u64);
+    }
+
+    /// Says a command.
+    pub fn command<'w>(&mut self, db: u32, words: impl ExactSizeIterator<Item = &'w [u8]>) {
+        if self.wanted {
+            self.item(COMMAND, db, words.len());
+            words.for_each(|word| put_bytes(&mut self.bytes, word));
+        }
+    }
+
+    /// Notes that a change of the store was none of the running command: an expiry that it has found.
+    #[inline]
+    pub fn excuse(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Says that a key has expired, or was evicted.
+    pub fn removal(&mut self, db: u32, key: &[u8]) {
+        if self.wanted {
+            self.item(REMOVAL, db, 1);
+            put_bytes(&mut self.bytes, key);
+        }
+    }
+
+    /// Says that fields of a hash have expired.
+    pub fn fields<'n>(
+        &mut self,
+        db: u32,
+        key: &[u8],
+        names: impl ExactSizeIterator<Item = &'n [u8]>,
+    ) {
+        if self.wanted && names.len() > 0 {
+            self.item(FIELDS, db, names.len() + 1);
+            put_bytes(&mut self.bytes, key);
+            names.for_each(|name| put_bytes(&mut self.bytes, name));
+        }
+    }
+
+    /// Returns what was said.
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        self.take()
+    }
+
+    /// Takes the words of the round. No group is open.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        self.group = None;
+        if self.bytes.is_empty() { Vec::new() } else { std::mem::take(&mut self.bytes) }
+    }
+
+    /// Reuses the memory of words that were taken.
+    pub(crate) fn reuse(&mut self, mut words: Vec<u8>) {
+        if self.bytes.capacity() == 0 && words.capacity() <= KEEP {
+            words.clear();
+            self.bytes = words;
+        }
+    }
+}
+
+/// Returns the groups of words; `None` if they are damaged.
+pub fn groups(mut bytes: &[u8]) -> Option<Vec<Vec<Said<'_>>>> {
+    let mut groups = Vec::new();
+    while !bytes.is_empty() {
+        let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
+        bytes = rest;
+        let mut items = Vec::new();
+        for _ in 0..u32::from_be_bytes(*head) {
+            items.push(said(&mut bytes)?);
+        }
+        groups.push(items);
+    }
+    Some(groups)
+}
+
+fn said<'a>(bytes: &mut &'a [u8]) -> Option<Said<'a>> {
+    let (&what, rest) = bytes.split_first()?;
+    *bytes = rest;
+    let db = u32::try_from(get_varint(bytes)?).ok()?;
+    let count = get_varint(bytes)?;
+    let mut words = Vec::new();
+    for _ in 0..count {
+        words.push(get_bytes(bytes)?);
+    }
+    match what {
+        COMMAND => Some(Said::Command { db, words }),
+        REMOVAL => Some(Said::Removal { db, key: words.first()? }),
+        FIELDS => {
+            let names = words.split_off(1.min(words.len()));
+            Some(Said::Fields { db, key: words.first()?, names })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command<'a>(db: u32, words: &[&'a [u8]]) -> Said<'a> {
+        Said::Command { db, words: words.to_vec() }
+    }
+
+    #[test]
+    fn groups_are_read_as_they_were_said() {
+        let mut words = RoundWords::default();
+        words.command(0, [&b"set"[..]].into_iter());
+        assert!(words.is_empty(), "nobody wants them");
+        words.want(true);
+        words.removal(3, b"gone");
+        words.begin_group();
+        words.begin_command(5);
+        words.fields(0, b"h", [&b"f"[..], b"g"].into_iter());
+        words.excuse();
+        assert!(!words.is_unsaid(6) && words.is_unsaid(7), "an expiry is no change of the command");
+        words.command(0, [&b"set"[..], b"k", b""].into_iter());
+        words.end_group();
+        words.command(1, [&b"incr"[..], b"n"].into_iter());
+        let bytes = words.take();
+        assert!(words.is_empty());
+        let fields = Said::Fields { db: 0, key: b"h", names: vec![b"f", b"g"] };
+        assert_eq!(
+            groups(&bytes),
+            Some(vec![
+                vec![Said::Removal { db: 3, key: b"gone" }],
+                vec![fields, command(0, &[b"set", b"k", b""])],
+                vec![command(1, &[b"incr", b"n"])],
+            ])
+        );
+        for cut in 1..bytes.len() {
+            let left = groups(&bytes[..cut]);
+            assert!(left.is_none_or(|left| left.len() < 3), "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_taken_back_whole() {
+        let mut words = RoundWords::default();
+        words.want(true);
+        words.command(0, [&b"a"[..]].into_iter());
+        let before = words.position();
+        words.begin_group();
+        words.command(0, [&b"b"[..]].into_iter());
+        words.take_back(before);
+        words.command(0, [&b"c"[..]].into_iter());
+        let bytes = words.take();
+        let groups = groups(&bytes).unwrap();
+        assert_eq!(groups, [vec![command(0, &[b"a"])], vec![command(0, &[b"c"])]]);
+    }
+}

@@ -1,0 +1,446 @@
+//! This server as the primary of another one of its kind, and of clients that read the stream
+//! themselves.
+
+use super::Server;
+use redis::{Commands, Connection, Value, cmd};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// How long something may take that is about to happen.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn info(client: &mut Connection, field: &str) -> String {
+    let all: String = cmd("INFO").arg("replication").query(client).expect("INFO");
+    let found = all.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    found.unwrap_or_default().to_owned()
+}
+
+fn offset(client: &mut Connection) -> u64 {
+    info(client, "master_repl_offset").parse().expect("an offset")
+}
+
+/// Waits until a replica has applied all of its primary's stream.
+fn caught_up(primary: &mut Connection, replica: &mut Connection) {
+    let _: Value = cmd("WAITAOF").arg(&[1, 0, 10_000]).query(primary).expect("WAITAOF");
+    until("the replica catches up", || {
+        info(replica, "master_link_status") == "up"
+            && info(replica, "slave_repl_offset").parse::<u64>().ok() >= Some(offset(primary))
+            && info(primary, "connected_slaves") != "0"
+            && cmd("WAIT").arg(&[1, 5000]).query::<i64>(primary).expect("WAIT") >= 1
+    });
+}
+
+/// Returns the type, expiry and serialized value of each key of a database.
+fn contents(client: &mut Connection, db: u32) -> Vec<(String, i64, Vec<u8>)> {
+    let _: () = cmd("SELECT").arg(db).query(client).expect("SELECT");
+    let mut keys: Vec<String> = cmd("KEYS").arg("*").query(client).expect("KEYS");
+    keys.sort();
+    let mut found = Vec::new();
+    for key in keys {
+        let at_ms = cmd("PEXPIRETIME").arg(&key).query(client).expect("PEXPIRETIME");
+        let kind: String = cmd("TYPE").arg(&key).query(client).expect("TYPE");
+        // Consumers of groups remember when they were seen by each server.
+        let value = match kind.as_str() {
+            "stream" => {
+                let entries: Value =
+                    cmd("XRANGE").arg(&[&key, "-", "+"]).query(client).expect("XRANGE");
+                let pending: Value =
+                    cmd("XPENDING").arg(&[&key, "g", "-", "+", "10"]).query(client).expect("it");
+                let without_idle = format!("{pending:?}");
+                let groups = without_idle.split("int").next().unwrap_or_default().to_owned();
+                format!("{entries:?} {groups}").into_bytes()
+            }
+            _ => cmd("DUMP").arg(&key).query(client).expect("DUMP"),
+        };
+        found.push((key, at_ms, value));
+    }
+    let _: () = cmd("SELECT").arg(0).query(client).expect("SELECT");
+    found
+}
+
+fn follow(primary: &Server, args: &[&str]) -> Server {
+    let primary = format!("127.0.0.1 {}", primary.port());
+    let replica = ["--replicaof", &primary];
+    Server::start(&[&replica[..], args].concat())
+}
+
+fn run(client: &mut Connection, commands: &[&str]) {
+    for command in commands {
+        let mut words = command.split(' ');
+        let mut request = cmd(words.next().expect("a name"));
+        words.for_each(|word| {
+            request.arg(word);
+        });
+        let _: Value = request.query(client).unwrap_or_else(|error| panic!("{command}: {error}"));
+    }
+}
+
+/// Commands of every family, of transactions, scripts and databases.
+const CHANGES: &[&str] = &[
+    "SET s 1 EX 1000",
+    "INCRBYFLOAT f 1.5",
+    "MSET a 1 b 2 c 3 d 4",
+    "RPUSH l 1 2 3",
+    "LMOVE l m LEFT RIGHT",
+    "SADD t a b c d e f",
+    "SPOP t 2",
+    "ZADD z 1 a 2 b 3 c",
+    "ZPOPMIN z",
+    "GEOADD g 13.361389 38.115556 Palermo",
+    "HSET h f v g w",
+    "HEXPIRE h 1000 FIELDS 1 f",
+    "HINCRBYFLOAT h n 0.1",
+    "DEL x",
+    "XADD x * f v",
+    "XGROUP CREATE x g 0",
+    "XREADGROUP GROUP g c STREAMS x >",
+    "PFADD p a b c",
+    "SET e 1 PX 30",
+    "MULTI",
+    "INCR n1",
+    "INCR n2",
+    "INCR n3",
+    "EXEC",
+    "EVAL redis.call('incr',KEYS[1]);return(redis.call('rpush',KEYS[2],redis.call('time')[2])) 2 n1 l",
+    "COPY s s2",
+    "RENAME m m2",
+    "SELECT 3",
+    "SET other 1",
+    "SWAPDB 3 4",
+    "SELECT 0",
+];
+
+#[test]
+fn a_replica_has_the_data_and_what_comes_behind_it() {
+    for workers in ["1", "2"] {
+        let primary = Server::start(&["--workers", workers, "--shards", "4"]);
+        let mut client = primary.client();
+        run(&mut client, CHANGES);
+        let replica = follow(&primary, &["--workers", workers, "--shards", "3"]);
+        let mut other = replica.client();
+        caught_up(&mut client, &mut other);
+        run(&mut client, CHANGES);
+        run(&mut client, CHANGES);
+        caught_up(&mut client, &mut other);
+        std::thread::sleep(Duration::from_millis(40));
+        let _: Value = client.get("e").expect("it has expired");
+        caught_up(&mut client, &mut other);
+        for db in [0, 3, 4] {
+            assert_eq!(
+                contents(&mut client, db),
+                contents(&mut other, db),
+                "{workers} workers, {db}"
+            );
+        }
+        assert_eq!(client.get::<_, i64>("n1").expect("a counter"), 6);
+        assert_eq!(info(&mut client, "connected_slaves"), "1");
+        let role: (String, i64, Vec<(String, String, String)>) =
+            cmd("ROLE").query(&mut client).expect("ROLE");
+        assert_eq!((role.0.as_str(), role.2.len()), ("master", 1));
+    }
+}
+
+#[test]
+fn a_replica_goes_on_where_it_was_after_a_kill_of_its_primary() {
+    let mut primary = Server::start(&["--workers", "2"]);
+    let replica = follow(&primary, &[]);
+    let mut other = replica.client();
+    let mut client = primary.client();
+    run(&mut client, CHANGES);
+    caught_up(&mut client, &mut other);
+    let id = info(&mut client, "master_replid");
+    for round in 0..4 {
+        for _ in 0..50 {
+            let _: i64 = client.incr("count", 1).expect("INCR");
+        }
+        // A clean stop, too.
+        match round % 2 {
+            0 => primary.kill(),
+            _ => primary.stop(),
+        }
+        primary.restart();
+        client = primary.client();
+        assert_eq!(info(&mut client, "master_replid"), id, "{round}");
+        caught_up(&mut client, &mut other);
+        assert_eq!(other.get::<_, i64>("count").expect("GET"), 50 * (round + 1));
+    }
+    assert_eq!(contents(&mut client, 0), contents(&mut other, 0));
+    let syncs: String = cmd("INFO").arg("stats").query(&mut other).expect("INFO");
+    assert!(!syncs.contains("replica_full_resyncs:2"), "{syncs}");
+}
+
+/// A connection that speaks the protocol of replicas.
+struct Reader {
+    stream: TcpStream,
+    input: BufReader<TcpStream>,
+}
+
+impl Reader {
+    fn connect(server: &Server) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        Self { input: BufReader::new(stream.try_clone().expect("a clone")), stream }
+    }
+
+    fn say(&mut self, line: &str) {
+        self.stream.write_all(line.as_bytes()).expect("to write");
+        self.stream.write_all(b"\r\n").expect("to write");
+    }
+
+    /// Returns the next line that is not empty.
+    fn line(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.input.read_line(&mut line).expect("a line");
+            assert!(read > 0, "the connection has ended");
+            if !line.trim().is_empty() {
+                return line.trim().to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.line()
+    }
+
+    /// Reads a data set whose length is known.
+    fn data_set(&mut self) -> Vec<u8> {
+        let head = self.line();
+        let length = head.strip_prefix('$').and_then(|length| length.parse().ok());
+        let mut data = vec![0; length.unwrap_or_else(|| panic!("no length: {head}"))];
+        self.input.read_exact(&mut data).expect("the data set");
+        data
+    }
+
+    fn words(&mut self) -> Vec<String> {
+        let count: usize = self.line()[1..].parse().expect("a count");
+        let mut words = Vec::new();
+        for _ in 0..count {
+            let length: usize = self.line()[1..].parse().expect("a length");
+            let mut word = vec![0; length + 2];
+            self.input.read_exact(&mut word).expect("a word");
+            words.push(String::from_utf8_lossy(&word[..length]).into_owned());
+        }
+        words
+    }
+
+    /// Returns the next commands that are no ping.
+    fn next(&mut self) -> String {
+        loop {
+            let words = self.words().join(" ");
+            if words != "PING" {
+                return words;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_stream_has_units_whole_and_databases_selected() {
+    let server = Server::start(&["--workers", "2", "--appendfsync", "always"]);
+    let mut client = server.client();
+    run(&mut client, &["SET before 1"]);
+    let mut reader = Reader::connect(&server);
+    assert_eq!(reader.ask("REPLCONF listening-port 1234 ip-address 10.0.0.1"), "+OK");
+    let reply = reader.ask("PSYNC ? -1");
+    assert!(reply.starts_with("+FULLRESYNC "), "{reply}");
+    let data = reader.data_set();
+    assert!(data.starts_with(b"REDIS0010") && data.windows(6).any(|w| w == b"before"));
+    run(
+        &mut client,
+        &["SET a 1", "MULTI", "INCR a", "INCR b", "EXEC", "SELECT 2", "SADD s x", "SPOP s"],
+    );
+    assert_eq!(reader.next(), "SET a 1");
+    let unit: Vec<String> = (0..4).map(|_| reader.next()).collect();
+    assert_eq!(unit, ["MULTI", "INCR a", "INCR b", "EXEC"]);
+    let rest: Vec<String> = (0..6).map(|_| reader.next()).collect();
+    assert_eq!(rest, ["SELECT 2", "SADD s x", "SELECT 0", "SELECT 2", "SREM s x", "SELECT 0"]);
+    let list: String =
+        cmd("CLIENT").arg(&["LIST", "TYPE", "replica"]).query(&mut client).expect("LIST");
+    assert!(list.contains("flags=S "), "{list}");
+    assert!(info(&mut client, "slave0").starts_with("ip=10.0.0.1,port=1234,state=online,"));
+    let killed: i64 =
+        cmd("CLIENT").arg(&["KILL", "TYPE", "replica"]).query(&mut client).expect("KILL");
+    assert_eq!(killed, 1);
+    until("the replica is gone", || info(&mut client, "connected_slaves") == "0");
+}
+
+#[test]
+fn a_reader_goes_on_from_the_backlog_or_begins_anew() {
+    let server = Server::start(&["--repl-backlog-size", "20000", "--appendfsync", "always"]);
+    let mut client = server.client();
+    let mut reader = Reader::connect(&server);
+    let reply = reader.ask("PSYNC ? -1");
+    let words: Vec<&str> = reply.split(' ').collect();
+    let (id, begin): (String, u64) = (words[1].to_owned(), words[2].parse().expect("an offset"));
+    reader.data_set();
+    run(&mut client, &["SET a 1", "SET b 2"]);
+    assert_eq!((reader.next(), reader.next()), ("SET a 1".to_owned(), "SET b 2".to_owned()));
+    drop(reader);
+    let mut reader = Reader::connect(&server);
+    let one = "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n1\r\n".len() as u64;
+    let reply = reader.ask(&format!("PSYNC {id} {}", begin + one + 1));
+    assert_eq!(reply, format!("+CONTINUE {id}"));
+    assert_eq!(reader.next(), "SET b 2");
+    drop(reader);
+    // Beyond the end, of another stream, and what the backlog has lost.
+    for (id, from) in [(&*id, begin + 1_000_000), (&*"0".repeat(40), begin + 1)] {
+        let reply = Reader::connect(&server).ask(&format!("PSYNC {id} {from}"));
+        assert!(reply.starts_with("+FULLRESYNC"), "{reply}");
+    }
+    until("no replica is there", || info(&mut client, "connected_slaves") == "0");
+    let _: () = client.set("long", "x".repeat(100_000)).expect("SET");
+    run(&mut client, &["SET a 1", "SET a 1"]);
+    until("the backlog has lost the beginning", || {
+        info(&mut client, "repl_backlog_first_byte_offset")
+            .parse::<u64>()
+            .is_ok_and(|first| first > begin + 1)
+    });
+    let reply = Reader::connect(&server).ask(&format!("PSYNC {id} {}", begin + 1));
+    assert!(reply.starts_with("+FULLRESYNC"), "{reply}");
+}
+
+#[test]
+fn a_replica_that_does_not_read_is_disconnected() {
+    let limits = ["--client-output-buffer-limit", "replica 1mb 0 0", "--repl-backlog-size", "64kb"];
+    let server = Server::start(&limits);
+    let mut client = server.client();
+    let mut reader = Reader::connect(&server);
+    reader.ask("PSYNC ? -1");
+    reader.data_set();
+    let value = "x".repeat(1 << 20);
+    until("it is disconnected", || {
+        let _: () = client.set("k", &value).expect("SET");
+        info(&mut client, "connected_slaves") == "0"
+    });
+    drop(reader);
+}
+
+#[test]
+fn writes_wait_for_replicas_and_need_them() {
+    let primary = Server::start(&["--appendfsync", "everysec"]);
+    let mut client = primary.client();
+    run(&mut client, &["SET k 1"]);
+    assert_eq!(cmd("WAIT").arg(&[1, 50]).query::<i64>(&mut client).expect("WAIT"), 0);
+    run(&mut client, &["CONFIG SET min-replicas-to-write 1"]);
+    let refused = client.set::<_, _, ()>("k", 2).expect_err("there is no replica");
+    assert!(refused.to_string().contains("NOREPLICAS"), "{refused}");
+    let replica = follow(&primary, &["--appendfsync", "always"]);
+    let mut other = replica.client();
+    until("the replica counts", || client.set::<_, _, ()>("k", 3).is_ok());
+    assert_eq!(cmd("WAIT").arg(&[1, 20_000]).query::<i64>(&mut client).expect("WAIT"), 1);
+    assert_eq!(other.get::<_, i64>("k").expect("GET"), 3);
+    assert_eq!(cmd("WAIT").arg(&[2, 50]).query::<i64>(&mut client).expect("WAIT"), 1);
+}
+
+#[test]
+fn settings_of_a_primary_take_effect_at_once() {
+    let server = Server::start(&["--appendfsync", "always"]);
+    let mut client = server.client();
+    for (diskless, head) in [("yes", "$EOF:"), ("no", "$")] {
+        run(&mut client, &[&format!("CONFIG SET repl-diskless-sync {diskless}")]);
+        let mut reader = Reader::connect(&server);
+        assert_eq!(reader.ask("REPLCONF capa eof"), "+OK");
+        reader.ask("PSYNC ? -1");
+        let line = reader.line();
+        assert!(line.starts_with(head) && line.starts_with("$EOF:") == (head == "$EOF:"), "{line}");
+    }
+    run(&mut client, &["CONFIG SET repl-ping-replica-period 1"]);
+    let mut reader = Reader::connect(&server);
+    reader.ask("PSYNC ? -1");
+    reader.data_set();
+    assert_eq!(reader.words(), ["PING"]);
+    drop(reader);
+    assert_eq!(info(&mut client, "repl_backlog_active"), "1");
+    run(&mut client, &["CONFIG SET repl-backlog-ttl 1"]);
+    until("the stream ends", || info(&mut client, "repl_backlog_active") == "0");
+    run(&mut client, &["SET k 1"]);
+    let reply = Reader::connect(&server).ask("PSYNC ? -1");
+    assert!(reply.starts_with("+FULLRESYNC"), "another stream begins: {reply}");
+}
+
+#[test]
+fn replconf_is_checked() {
+    let server = Server::start(&[]);
+    let mut reader = Reader::connect(&server);
+    assert_eq!(reader.ask("REPLCONF capa"), "-ERR syntax error");
+    assert_eq!(
+        reader.ask("REPLCONF listening-port x"),
+        "-ERR value is not an integer or out of range"
+    );
+    assert_eq!(reader.ask("REPLCONF what 1"), "-ERR Unrecognized REPLCONF option: what");
+    assert_eq!(reader.ask("REPLCONF capa eof capa psync2"), "+OK");
+    assert_eq!(reader.ask("PSYNC ? x"), "-ERR value is not an integer or out of range");
+    reader.say("REPLCONF ACK 1");
+    assert_eq!(reader.ask("PING"), "+PONG", "an acknowledgement has no reply");
+    assert_eq!(reader.ask("MULTI"), "+OK");
+    assert_eq!(reader.ask("PSYNC ? -1"), "-ERR Command not allowed inside a transaction");
+}
+
+/// Returns a word of the stream as the file of words has it.
+fn shown(word: &str) -> String {
+    let is_time = |text: &str| {
+        let is_now = text.starts_with("16") || text.starts_with("17") || text.starts_with("18");
+        text.len() == 13 && is_now && text.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    match word.split_once('-') {
+        _ if is_time(word) => "<ms>".to_owned(),
+        Some((ms, _)) if is_time(ms) => "<id>".to_owned(),
+        _ => word.to_owned(),
+    }
+}
+
+/// Returns the commands before a mark, without those that say nothing about data.
+fn words_before(reader: &mut Reader, mark: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    loop {
+        let mut words = reader.words();
+        words[0] = words[0].to_uppercase();
+        if words == ["SET", "mark", mark] {
+            return found;
+        }
+        if !["PING", "SELECT", "REPLCONF"].contains(&words[0].as_str()) {
+            found.push(words.iter().map(|word| shown(word)).collect::<Vec<_>>().join(" "));
+        }
+    }
+}
+
+#[test]
+fn commands_become_the_words_that_the_file_has() {
+    let cases = include_str!("../data/stream_words.txt");
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "4", "--appendfsync", "always"];
+        let server = Server::start(&[&options[..], &["--enable-debug-command", "local"]].concat());
+        let mut client = server.client();
+        let mut reader = Reader::connect(&server);
+        reader.ask("PSYNC ? -1");
+        reader.data_set();
+        let mut count = 0;
+        for line in cases.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (left, right) = line.split_once(" => ").expect("words");
+            let expected = right.split(" !! ").next().unwrap_or_default();
+            let (setup, command) = left.rsplit_once(" ; ").unwrap_or(("", left));
+            run(&mut client, &["FLUSHALL"]);
+            run(&mut client, &setup.split(" ; ").filter(|one| !one.is_empty()).collect::<Vec<_>>());
+            run(&mut client, &["SET mark begin"]);
+            run(&mut client, &command.split(" & ").collect::<Vec<_>>());
+            run(&mut client, &["SET mark end"]);
+            words_before(&mut reader, "begin");
+            let words = words_before(&mut reader, "end").join(" | ");
+            let words = if words.is_empty() { "nothing" } else { &words };
+            assert_eq!(words, expected, "{left}, {workers} workers");
+            count += 1;
+        }
+        assert!(count > 150, "{count}");
+    }
+}
