@@ -8,7 +8,7 @@ use redis::Value;
 use std::process::Command;
 
 /// Kept directories, by the version of the journal.
-const KEPT: &[&str] = &["journal-2"];
+const KEPT: &[&str] = &["journal-2", "journal-3"];
 
 /// Starts a server on a kept directory.
 fn on(kept: &str, which: &str) -> Server {
