@@ -10,7 +10,7 @@ struct StreamBlock {
     /// Offset of its first byte.
     start: u64,
     bytes: Bytes,
-    /// The last record whose words it has.
+    /// The last record of which it has words.
     lsn: Lsn,
 }
 
@@ -24,7 +24,8 @@ impl StreamBlock {
 #[derive(Debug)]
 pub struct Backlog {
     blocks: VecDeque<StreamBlock>,
-    /// Offsets behind the records whose words are in the blocks, in order.
+    /// Offsets behind the records that have words in the blocks, in order; before them the record
+    /// behind which the blocks begin.
     ends: VecDeque<(Lsn, u64)>,
     /// Number of bytes of the whole stream, and its last record.
     end: u64,
@@ -34,17 +35,21 @@ pub struct Backlog {
 impl Backlog {
     /// Creates the backlog of a stream that has so many bytes up to a record.
     pub fn new(end: u64, lsn: Lsn) -> Self {
-        Self { blocks: VecDeque::new(), ends: VecDeque::new(), end, lsn }
+        // A data set may be of the record behind which the stream begins.
+        Self { blocks: VecDeque::new(), ends: VecDeque::from([(lsn, end)]), end, lsn }
     }
 
     /// Appends the words of the next records: each record, and the length of its words; then all
     /// words.
     pub fn push(&mut self, records: &[(Lsn, usize)], bytes: Bytes) {
-        let start = self.end;
+        let (start, mut with_words) = (self.end, self.lsn);
         for (lsn, len) in records {
             self.end += *len as u64;
             self.lsn = *lsn;
-            self.ends.push_back((*lsn, self.end));
+            if *len > 0 {
+                with_words = *lsn;
+                self.ends.push_back((*lsn, self.end));
+            }
         }
         debug_assert_eq!(
             self.end,
@@ -52,19 +57,16 @@ impl Backlog {
             "the words are those of the records"
         );
         if !bytes.is_empty() {
-            self.blocks.push_back(StreamBlock { start, bytes, lsn: self.lsn });
+            self.blocks.push_back(StreamBlock { start, bytes, lsn: with_words });
         }
     }
 
     /// Notes that the records up to one have no words.
     pub fn advance(&mut self, lsn: Lsn) {
-        if lsn > self.lsn {
-            self.lsn = lsn;
-            self.ends.push_back((lsn, self.end));
-        }
+        self.lsn = self.lsn.max(lsn);
     }
 
-    /// Returns the first record whose words are there, or one before it.
+    /// Returns a record from which on a start would find all words that are there.
     pub fn first_lsn(&self) -> Lsn {
         self.ends.front().map_or(self.lsn, |(lsn, _)| *lsn)
     }
@@ -84,16 +86,14 @@ impl Backlog {
         self.blocks.front().map_or(self.end, |block| block.start)
     }
 
-    /// Returns the offset behind a record, if its words are there, or it is the last one.
+    /// Returns the offset behind a record, if its words are there, or the stream or its part in
+    /// memory begins behind it.
     pub fn offset_behind(&self, lsn: Lsn) -> Option<u64> {
-        if lsn == self.lsn {
-            return Some(self.end);
+        if lsn > self.lsn {
+            return None;
         }
         let at = self.ends.partition_point(|(other, _)| *other <= lsn);
-        match at.checked_sub(1) {
-            Some(before) if lsn < self.lsn => self.ends.get(before).map(|(_, end)| *end),
-            _ => None,
-        }
+        self.ends.get(at.checked_sub(1)?).map(|(_, end)| *end)
     }
 
     /// Returns some bytes from an offset on, none at the end; `None` if they are not there any more.
@@ -153,12 +153,15 @@ mod tests {
     fn the_offset_behind_a_record_is_known_while_its_words_are_there() {
         let mut backlog = backlog();
         let behind = |backlog: &Backlog| [5, 6, 7, 8, 9, 10].map(|lsn| backlog.offset_behind(lsn));
-        let known = [None, Some(103), Some(103), Some(105), Some(109), None];
+        let known = [Some(100), Some(103), Some(103), Some(105), Some(109), None];
         assert_eq!(behind(&backlog), known);
         backlog.trim(4, u64::MAX);
         assert_eq!((backlog.first(), backlog.end()), (105, 109));
         assert_eq!(behind(&backlog)[3..], known[3..]);
-        assert_eq!(Backlog::new(7, 3).offset_behind(3), Some(7));
+        let mut new = Backlog::new(7, 3);
+        assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), None]);
+        new.push(&[(4, 2)], Bytes::from_static(b"ab"));
+        assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), Some(9)]);
     }
 
     #[test]

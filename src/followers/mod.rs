@@ -26,6 +26,17 @@ struct OutStream {
     alone_since_ms: u64,
 }
 
+/// The position of the stream behind a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordPosition {
+    /// The stream's id, and its offset there.
+    At(String, u64),
+    /// The words of the record are not in the stream yet.
+    Later,
+    /// There is no stream, or what it has begins behind the record.
+    Never,
+}
+
 /// Figures of the stream, for INFO.
 #[derive(Clone, Debug, Default)]
 pub struct StreamFigures {
@@ -88,9 +99,10 @@ impl Followers {
     /// Begins a stream behind a record.
     pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, now_ms: u64) {
         let backlog = Backlog::new(0, lsn);
-        self.feed.start(FeedMark { lsn, offset: 0 });
         *lock(&self.stream) =
             Some(OutStream { id: text_of(id), backlog, alone_since_ms: now_ms.max(1) });
+        // Words are taken from now on, and there is a stream that takes them.
+        self.feed.start(FeedMark { lsn, offset: 0 });
     }
 
     /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
@@ -113,7 +125,8 @@ impl Followers {
             self.end();
             return false;
         };
-        let mut backlog = Backlog::new(start, 0);
+        let first = tail.records.front().map_or(tail.mark.lsn + 1, |(lsn, _)| *lsn);
+        let mut backlog = Backlog::new(start, first.saturating_sub(1));
         backlog.push(&records, bytes.into());
         // The next record may have a greater number than the one behind the last.
         backlog.advance(self.feed.mark().lsn);
@@ -146,9 +159,10 @@ impl Followers {
             }
             records.push((lsn, bytes.len() - from));
         }
-        let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
         let mut stream = lock(&self.stream);
         let Some(stream) = stream.as_mut() else { return };
+        // Needs change under the same lock.
+        let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
         if !records.is_empty() {
             stream.backlog.push(&records, Bytes::from(bytes));
             let mark = FeedMark { lsn: stream.backlog.lsn(), offset: stream.backlog.end() };
@@ -163,16 +177,23 @@ impl Followers {
         self.grown.subscribe()
     }
 
-    /// Returns bytes of the stream from an offset on; `None` if they are not in memory any more.
-    pub fn read(&self, from: u64) -> Option<Bytes> {
-        lock(&self.stream).as_ref()?.backlog.read(from)
+    /// Returns bytes of a stream from an offset on; `None` if they are not in memory any more.
+    pub fn read(&self, id: &str, from: u64) -> Option<Bytes> {
+        let stream = lock(&self.stream);
+        stream.as_ref().filter(|stream| stream.id == id)?.backlog.read(from)
     }
 
-    /// Returns the id of the stream and its offset behind a record, once its words are in it.
-    pub fn position_behind(&self, lsn: Lsn) -> Option<(String, u64)> {
+    /// Returns the position behind a record.
+    pub fn position_behind(&self, lsn: Lsn) -> RecordPosition {
         let stream = lock(&self.stream);
-        let stream = stream.as_ref()?;
-        Some((stream.id.clone(), stream.backlog.offset_behind(lsn)?))
+        let Some(OutStream { id, backlog, .. }) = stream.as_ref() else {
+            return RecordPosition::Never;
+        };
+        match backlog.offset_behind(lsn) {
+            Some(offset) => RecordPosition::At(id.clone(), offset),
+            None if lsn > backlog.lsn() => RecordPosition::Later,
+            None => RecordPosition::Never,
+        }
     }
 
     /// Returns the number of bytes that a replica with all records up to an lsn has, at most: more may
@@ -299,7 +320,12 @@ mod tests {
         assert_eq!(follower.needs(), 1000);
         assert!(!followers.can_continue(figures.id.as_bytes(), 1001 + len, &follower));
         assert!(!followers.can_continue(b"other", 1000, &follower));
-        assert_eq!(followers.read(1000).unwrap(), one);
+        assert_eq!(followers.read(&figures.id, 1000).unwrap(), one);
+        assert!(followers.read("another", 1000).is_none());
+        let behind = |lsn| followers.position_behind(lsn);
+        let at = |offset| RecordPosition::At(figures.id.clone(), offset);
+        assert_eq!([6, 9].map(behind), [at(1000 - 2 * len), at(1000 + len)]);
+        assert_eq!([5, 10].map(behind), [RecordPosition::Never, RecordPosition::Later]);
         let tail = FeedTail { mark: FeedMark { lsn: 8, offset: 1 }, ..tail };
         assert!(!followers.resume(&tail, 5) && followers.figures().is_none());
     }

@@ -17,7 +17,7 @@ use crate::journal::{CommitPiece, HoldId, Journal, JournalError, Lsn, Recovered}
 use anyhow::Result;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Stands in a record's body for a shard.
@@ -29,6 +29,9 @@ pub const ID_BYTES: usize = 20;
 /// The form of words, and of their rendering: the offsets of a stream count rendered bytes, so it
 /// ends when a version of the program renders them in another way.
 const FORM: u8 = 1;
+
+/// Maximum number of bytes of words behind the last mark that a start reads: a longer stream ends.
+const UNMARKED: usize = 256 << 20;
 
 /// Length of the part's content before the words.
 const HEAD: usize = 1 + 4 + ID_BYTES + 8 + 8;
@@ -60,6 +63,8 @@ pub struct Feed {
     /// Salt of the journal: identifies the data directory.
     directory: u32,
     state: Mutex<FeedState>,
+    /// The last record that has rows, while the feed is on: others only tell replicas something.
+    last_change: AtomicU64,
     /// Hold on the records of the stream that a start is to find.
     held: Mutex<Option<(HoldId, Lsn)>>,
 }
@@ -92,6 +97,12 @@ impl Feed {
         let mut state = self.state();
         state.appended = state.appended.split_off(&(mark.lsn + 1));
         (state.mark, state.next) = (mark, mark.lsn + 1);
+        self.last_change.fetch_max(mark.lsn, Ordering::SeqCst);
+    }
+
+    /// Returns the last record that has changed something, as far as replicas have to wait for it.
+    pub fn last_change(&self) -> Lsn {
+        self.last_change.load(Ordering::SeqCst)
     }
 
     /// Ends the stream.
@@ -167,6 +178,9 @@ impl Feed {
         let mut parts = body.to_vec();
         parts.extend([&head[..], &sealed.words]);
         let lsn = journal.append(now_ms, &sealed.shards(), &parts)?;
+        if !sealed.ops.is_empty() {
+            self.last_change.fetch_max(lsn, Ordering::SeqCst);
+        }
         let mut state = self.state();
         if self.is_on() && (state.next == 0 || lsn >= state.next) {
             state.appended.insert(lsn, Bytes::copy_from_slice(&sealed.words));
@@ -209,7 +223,7 @@ fn part_of(body: &Bytes, directory: u32) -> Option<FeedPart> {
 
 impl Feed {
     /// Reads the end of the stream from a recovered journal: the last records, up to `max_bytes` of
-    /// words.
+    /// words, but all behind the last mark.
     pub(crate) async fn read_tail(
         &self,
         recovery: &Recovered,
@@ -247,7 +261,7 @@ async fn read_from(
     directory: u32,
     max_bytes: usize,
 ) -> Result<Option<FeedTail>, JournalError> {
-    let (mut tail, mut bytes, mut body) = (None::<FeedTail>, 0, Vec::new());
+    let (mut end, mut body) = (None::<TailEnd>, Vec::new());
     let mut pieces = recovery.pieces(from);
     while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
         if first {
@@ -264,31 +278,61 @@ async fn read_from(
             }
         };
         let Some(part) = part_of(&whole, directory) else {
-            (tail, bytes) = (None, 0);
+            end = None;
             continue;
         };
-        let kept = match &mut tail {
-            Some(tail) if tail.id == part.id => tail,
-            other => {
-                bytes = 0;
-                other.insert(FeedTail { id: part.id, records: VecDeque::new(), mark: part.mark })
-            }
+        let kept = match &mut end {
+            Some(end) if end.tail.id == part.id => end,
+            other => other.insert(TailEnd::new(part.id)),
         };
-        bytes += part.words.len();
-        kept.mark = part.mark;
-        kept.records.push_back((record.lsn, part.words));
-        while bytes > max_bytes && kept.records.len() > 1 {
-            bytes -= kept.records.pop_front().map_or(0, |(_, words)| words.len());
+        kept.push(record.lsn, part, max_bytes);
+    }
+    Ok(end.map(|end| end.tail))
+}
+
+/// The end of a stream, as its records are read.
+struct TailEnd {
+    tail: FeedTail,
+    /// Bytes of words, and of those up to the mark, and the number of these records.
+    bytes: usize,
+    marked_bytes: usize,
+    marked: usize,
+}
+
+impl TailEnd {
+    fn new(id: [u8; ID_BYTES]) -> Self {
+        let tail = FeedTail { id, records: VecDeque::new(), mark: FeedMark::default() };
+        Self { tail, bytes: 0, marked_bytes: 0, marked: 0 }
+    }
+
+    /// Appends a record. The words up to the mark have at most `max_bytes`.
+    fn push(&mut self, lsn: Lsn, part: FeedPart, max_bytes: usize) {
+        let Self { tail: FeedTail { records, mark, .. }, bytes, marked_bytes, marked } = self;
+        *bytes += part.words.len();
+        *mark = part.mark;
+        records.push_back((lsn, part.words));
+        while let Some((lsn, words)) = records.get(*marked)
+            && *lsn <= mark.lsn
+        {
+            *marked_bytes += words.len();
+            *marked += 1;
+        }
+        while *marked_bytes > max_bytes || *bytes > UNMARKED {
+            let Some((lsn, words)) = records.pop_front() else { return };
+            *bytes -= words.len();
+            if lsn <= mark.lsn {
+                *marked_bytes -= words.len();
+                *marked -= 1;
+            }
         }
     }
-    Ok(tail)
 }
 
 impl FeedTail {
     /// Returns true if the mark is a position of the records that are there.
     fn is_usable(&self) -> bool {
-        let first = self.records.front().map_or(0, |(lsn, _)| *lsn);
-        self.mark.lsn != 0 && self.mark.lsn + 1 >= first
+        let first = self.records.front().map(|(lsn, _)| *lsn);
+        self.mark.lsn != 0 && first.is_some_and(|first| self.mark.lsn + 1 >= first)
     }
 }
 
@@ -317,6 +361,22 @@ mod tests {
         assert_eq!(part.mark, FeedMark { lsn: 5, offset: 100 });
         assert!(part_of(&bytes, 8).is_none(), "it is a copy of another directory");
         assert!(part_of(&bytes.slice(..bytes.len() - 1), 7).is_none());
+    }
+
+    #[test]
+    fn a_tail_has_the_words_behind_its_mark_whatever_their_size() {
+        let mut end = TailEnd::new([3; ID_BYTES]);
+        let mut push = |lsn: Lsn, marked: Lsn| {
+            let mark = FeedMark { lsn: marked, offset: 1 };
+            let part = FeedPart { id: [3; ID_BYTES], mark, words: Bytes::from_static(b"words") };
+            end.push(lsn, part, 12);
+            (end.tail.records[0].0, end.tail.records.len(), end.tail.is_usable())
+        };
+        assert_eq!(push(5, 4), (5, 1, true));
+        // 25 bytes, of which 10 are up to the mark.
+        assert_eq!([6, 7, 8, 9].map(|lsn| push(lsn, 6))[3], (5, 5, true));
+        assert_eq!(push(10, 8), (7, 4, true));
+        assert_eq!(push(11, 10), (9, 3, true));
     }
 
     #[test]

@@ -94,6 +94,15 @@ fn refuse_on_replica(cx: &Call<'_>, name: &str) -> CallOutcome {
     Ok(())
 }
 
+/// Returns the record for which replicas are waited for: it has the last change of any connection.
+/// This connection's writes were answered before, and are in the journal.
+fn last_change(node: &Node) -> Lsn {
+    match node.followers.feed.is_on() {
+        true => node.followers.feed.last_change(),
+        false => node.journal.end(),
+    }
+}
+
 /// Returns the number of replicas that have, or have stored, all records up to an lsn.
 fn acknowledged(node: &Node, lsn: Lsn, is_stored: bool) -> usize {
     let offset = node.followers.offset_of(lsn);
@@ -129,9 +138,8 @@ fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
         let timeout_ms = timeout_arg(cx, arg(args, 2)?)?;
         refuse_on_replica(cx, "WAIT")?;
-        // The connection's writes were answered before, and are in the journal.
         let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
-        let end = node.journal.end();
+        let end = last_change(&node);
         if (acknowledged(&node, end, false) as i64) < replicas && !cx.session.in_exec {
             let done = wait_acknowledged(&node, &peers, end, (replicas, false));
             block(cx, timeout_ms, done).await?;
@@ -152,7 +160,7 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let timeout_ms = timeout_arg(cx, arg(args, 3)?)?;
         refuse_on_replica(cx, "WAITAOF")?;
         // The connection's writes were answered before, and are in the journal.
-        let end = cx.node.journal.end();
+        let (end, change) = (cx.node.journal.end(), last_change(cx.node));
         if !cx.session.in_exec {
             let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
             let done = async {
@@ -160,14 +168,14 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
                     wait_durable(&node, end).await;
                 }
                 if replicas > 0 {
-                    wait_acknowledged(&node, &peers, end, (replicas, true)).await;
+                    wait_acknowledged(&node, &peers, change, (replicas, true)).await;
                 }
             };
             block(cx, timeout_ms, done).await?;
         }
         cx.out.array(2);
         cx.out.int(i64::from(cx.node.journal.durable() >= end));
-        cx.out.count(acknowledged(cx.node, end, true));
+        cx.out.count(acknowledged(cx.node, change, true));
         Ok(())
     })
 }

@@ -121,7 +121,8 @@ fn psync<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let offset = parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
         let id = arg(args, 1)?;
         // The offset is that of the next byte, from 1 on.
-        let applied = u64::try_from(offset - 1).ok().filter(|_| id != b"?");
+        let applied = offset.checked_sub(1).and_then(|applied| u64::try_from(applied).ok());
+        let applied = applied.filter(|_| id != b"?");
         begin_sync(cx, SyncWish::Psync(applied.map(|applied| (id.into(), applied))))
     })
 }

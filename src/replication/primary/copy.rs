@@ -6,6 +6,7 @@
 
 use crate::checkpoints::branch_at;
 use crate::config::Settings;
+use crate::followers::Follower;
 use crate::node::Node;
 use anyhow::{Context, Result, anyhow, bail};
 use bytes::Bytes;
@@ -57,12 +58,21 @@ pub(super) enum DataPart {
     End,
 }
 
-/// Makes a data set. `with_length`: its length comes before its bytes.
-pub(super) async fn make(node: Arc<Node>, with_length: bool, to: mpsc::Sender<DataPart>) {
+/// Makes a data set for a replica. `with_length`: its length comes before its bytes.
+pub(super) async fn make(
+    node: Arc<Node>,
+    follower: Arc<Follower>,
+    with_length: bool,
+    to: mpsc::Sender<DataPart>,
+) {
     // One at a time: each takes disk and memory.
     let _turn = node.followers.copying.lock().await;
     if to.is_closed() {
         return;
+    }
+    if !follower.facts.data_set_only {
+        // The stream for it begins behind a later record.
+        node.followers.keep_for(&follower);
     }
     let store = node.checkpoints.source.store.join(COPYING);
     let made = make_in(&node, &store, with_length, &to).await;
@@ -119,8 +129,8 @@ async fn make_in(
         true => {
             let path = copy_file(&settings);
             let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
-            let written =
-                write(node, &settings, &mut partition, &codes, DataSink::File(file)).await;
+            let sink = DataSink::File(file, to);
+            let written = write(node, &settings, &mut partition, &codes, sink).await;
             let sent = match written {
                 Ok(()) => send_file(&path, to).await,
                 Err(error) => Err(error),
@@ -160,7 +170,8 @@ async fn send_file(path: &std::path::Path, to: &mpsc::Sender<DataPart>) -> Resul
 /// Receiver of the bytes of a data set.
 enum DataSink<'a> {
     Replica(&'a mpsc::Sender<DataPart>),
-    File(File),
+    /// A file, as long as the replica is there.
+    File(File, &'a mpsc::Sender<DataPart>),
 }
 
 impl DataSink<'_> {
@@ -171,7 +182,8 @@ impl DataSink<'_> {
         let bytes = std::mem::take(bytes);
         match self {
             Self::Replica(to) => send(to, DataPart::Bytes(bytes.into())).await,
-            Self::File(file) => Ok(file.write_all(&bytes)?),
+            Self::File(_, to) if to.is_closed() => bail!("the replica has gone"),
+            Self::File(file, _) => Ok(file.write_all(&bytes)?),
         }
     }
 }

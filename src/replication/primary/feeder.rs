@@ -75,6 +75,13 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     if followers.alone_ms(now_ms).is_some_and(|ms| ttl_s != 0 && ms >= ttl_s.saturating_mul(1000)) {
         return end_stream(node, peers).await;
     }
+    if settings.appendfsync == AppendFsync::No
+        && followers.feed.is_on()
+        && node.journal.durable() < node.journal.end()
+    {
+        // No other syncs it soon, and the words wait in memory.
+        node.journal.request_sync(node.journal.end());
+    }
     let all = followers.all();
     if all.is_empty() {
         return;
@@ -87,10 +94,6 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
             tracing::warn!(client = follower.client, addr = %client.addr, reason, "a replica is disconnected");
             client.kill();
         }
-    }
-    if settings.appendfsync == AppendFsync::No && node.journal.durable() < node.journal.end() {
-        // No other syncs it soon.
-        node.journal.request_sync(node.journal.end());
     }
     let period = Duration::from_secs(settings.repl_ping_replica_period_seconds);
     if pinged.elapsed() >= period {

@@ -3,7 +3,9 @@
 use super::begin::begin_stream;
 use super::copy::{self, DataPart};
 use crate::clients::{Client, ClientState, count};
-use crate::followers::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish};
+use crate::followers::{
+    Follower, FollowerFacts, FollowerState, RecordPosition, ReplicaWish, SyncWish,
+};
 use crate::node::Node;
 use crate::transport::Stream;
 use crate::worker::Worker;
@@ -90,7 +92,7 @@ pub(crate) async fn serve(
             partial.fetch_add(1, Ordering::Relaxed);
             link.say(&format!("CONTINUE {}", String::from_utf8_lossy(id))).await?;
             tracing::info!(client = client.id, addr = %client.addr, offset, "a replica goes on");
-            return link.send_stream(*offset).await;
+            return link.send_stream(&String::from_utf8_lossy(id), *offset).await;
         }
         refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -101,11 +103,9 @@ pub(crate) async fn serve(
         out.error(error.text);
         return link.write(out.as_bytes()).await;
     }
-    node.followers.keep_for(&link.follower);
     let marks = told.takes_marks && worker.settings().repl_diskless_sync;
-    let offset = link.send_data(wish == SyncWish::Sync, marks).await?;
+    let (id, offset) = link.send_data(wish == SyncWish::Sync, marks).await?;
     if data_set_only {
-        link.follower.set_needs(u64::MAX);
         return link.part().await;
     }
     // A replica finds the mark at the end of what it has read: nothing may follow it.
@@ -113,7 +113,7 @@ pub(crate) async fn serve(
         poll_fn(|cx| link.stream.poll_readable(cx)).await?;
         link.listen()?;
     }
-    link.send_stream(offset).await
+    link.send_stream(&id, offset).await
 }
 
 impl ReplicaLink<'_> {
@@ -135,7 +135,13 @@ impl ReplicaLink<'_> {
         stats.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         while !bytes.is_empty() {
             match self.stream.try_write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
+                Ok(n) => {
+                    bytes = &bytes[n..];
+                    if self.follower.state() != FollowerState::Online {
+                        // It takes the data set, and has nothing else to say.
+                        self.follower.heard(None, None, self.node().clock.now_ms());
+                    }
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.stream.writable().await?;
                 }
@@ -145,23 +151,27 @@ impl ReplicaLink<'_> {
         Ok(())
     }
 
-    /// Makes the data set and sends it; `marks`: a mark ends it. Returns the offset at which the stream begins.
-    async fn send_data(&mut self, is_old: bool, marks: bool) -> Result<u64> {
+    /// Makes the data set and sends it; `marks`: a mark ends it. Returns the id of the stream, and the
+    /// offset at which it begins.
+    async fn send_data(&mut self, is_old: bool, marks: bool) -> Result<(String, u64)> {
         let (sender, mut parts) = mpsc::channel(PARTS);
-        self.node().background.spawn(copy::make(self.node().clone(), !marks, sender));
+        let making = copy::make(self.node().clone(), self.follower.clone(), !marks, sender);
+        self.node().background.spawn(making);
         let mark: String = crate::replica::new_id();
         debug_assert_eq!(mark.len(), MARK, "a mark is as long as an id");
-        let (mut offset, mut has_begun) = (None, false);
+        let (mut begin, mut has_begun) = (None, false);
         while let Some(part) = self.next_part(&mut parts, has_begun).await? {
             match part {
                 DataPart::At(lsn) => {
                     let (id, at) = self.position_behind(lsn).await?;
-                    offset = Some(at);
-                    self.follower.set_needs(at);
+                    if !self.follower.facts.data_set_only {
+                        self.follower.set_needs(at);
+                    }
                     self.follower.set_state(FollowerState::ReceivesData);
                     if !is_old {
                         self.say(&format!("FULLRESYNC {id} {at}")).await?;
                     }
+                    begin = Some((id, at));
                 }
                 DataPart::Length(length) => {
                     has_begun = true;
@@ -172,14 +182,13 @@ impl ReplicaLink<'_> {
                         self.write(&data_set_head(&format!("EOF:{mark}"))).await?;
                     }
                     self.write(&bytes).await?;
-                    self.follower.heard(None, None, self.node().clock.now_ms());
                     self.worker.turns.end().await;
                 }
                 DataPart::End => {
                     if marks {
                         self.write(mark.as_bytes()).await?;
                     }
-                    return offset.ok_or_else(|| Error::other("a data set of no record"));
+                    return begin.ok_or_else(|| Error::other("a data set of no record"));
                 }
             }
         }
@@ -218,11 +227,11 @@ impl ReplicaLink<'_> {
         let followers = &self.node().followers;
         let mut grown = followers.watch();
         loop {
-            if let Some(position) = followers.position_behind(lsn) {
-                return Ok(position);
-            }
-            if followers.figures().is_none() {
-                return Err(Error::other("the stream has ended"));
+            match followers.position_behind(lsn) {
+                RecordPosition::At(id, offset) => return Ok((id, offset)),
+                // The stream has ended, and another one may have begun.
+                RecordPosition::Never => return Err(Error::other("the stream has ended")),
+                RecordPosition::Later => {}
             }
             tokio::select! {
                 _ = grown.changed() => {}
@@ -232,15 +241,15 @@ impl ReplicaLink<'_> {
         }
     }
 
-    /// Sends the stream from an offset on, until the connection ends.
-    async fn send_stream(&mut self, from: u64) -> Result<()> {
+    /// Sends a stream from an offset on, until the connection ends.
+    async fn send_stream(&mut self, id: &str, from: u64) -> Result<()> {
         self.follower.set_state(FollowerState::Online);
         self.follower.heard(Some(from), None, self.node().clock.now_ms());
         let mut grown = self.node().followers.watch();
         let (mut at, mut sent) = (from, 0);
         loop {
             grown.mark_unchanged();
-            let Some(bytes) = self.node().followers.read(at) else {
+            let Some(bytes) = self.node().followers.read(id, at) else {
                 return Err(Error::other("the stream is not in memory any more"));
             };
             if bytes.is_empty() {
@@ -328,8 +337,12 @@ impl ReplicaLink<'_> {
                 }
             }
         }
-        self.follower.heard(applied, stored, now_ms);
         self.has_answered |= applied.is_some();
+        // It has no more than it was sent.
+        let is_online = self.follower.state() == FollowerState::Online;
+        let sent = if is_online { self.follower.needs() } else { 0 };
+        let [applied, stored] = [applied, stored].map(|offset| offset.map(|own| own.min(sent)));
+        self.follower.heard(applied, stored, now_ms);
         if applied.or(stored).is_some() {
             self.node().followers.acknowledged.notify_waiters();
         }
