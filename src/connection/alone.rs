@@ -18,7 +18,7 @@ use gate::Admitted;
 use std::time::Instant;
 
 impl Connection {
-    /// Runs the command at the front of the buffer by itself.
+    /// Runs the command at the front of the buffer by itself. Returns false if the connection ends.
     pub(super) async fn run_barrier(&mut self) -> std::io::Result<bool> {
         let buf = std::mem::take(&mut self.buf);
         let mut parser = Parser::new();
@@ -78,6 +78,10 @@ impl Connection {
             self.serve_penalty().await;
             self.add_pushes(&mut out);
             self.reply(&out).await?;
+        }
+        if let Some(wish) = self.session.sync.take() {
+            Box::pin(self.serve_replica(wish)).await?;
+            return Ok(false);
         }
         Ok(!ended.close && !self.session.closing)
     }
@@ -189,7 +193,7 @@ impl Connection {
     }
 
     /// Serves the client as a replica, until the connection ends.
-    pub(super) async fn serve_replica(&mut self, wish: SyncWish) -> std::io::Result<()> {
+    async fn serve_replica(&mut self, wish: SyncWish) -> std::io::Result<()> {
         let told = self.session.replica.take().map_or_else(ReplicaWish::default, |told| *told);
         let buf = std::mem::take(&mut self.buf);
         primary::serve(&self.worker, (&mut self.stream, buf), &self.session.client, told, wish)

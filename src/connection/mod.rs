@@ -288,10 +288,6 @@ impl Connection {
                     if !Box::pin(self.run_barrier()).await? {
                         return Ok(false);
                     }
-                    if let Some(wish) = self.session.sync.take() {
-                        Box::pin(self.serve_replica(wish)).await?;
-                        return Ok(false);
-                    }
                 }
             }
             cycle = Cycle::new(&self.worker, self.session.proto);
