@@ -4,6 +4,8 @@ use super::*;
 use crate::check::{Listener, check};
 use crate::checkpoint::{branch, offline_options, take_stopped};
 use crate::value::{Str, Value};
+use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::os::unix::fs::PermissionsExt;
@@ -338,6 +340,121 @@ fn objects_of_the_newest_epoch_are_missed() {
         }
     });
     assert_refused(&location, "was begun");
+}
+
+/// A directory in a bucket.
+struct InBucket {
+    store: Arc<dyn ObjectStore>,
+    location: Location,
+}
+
+impl InBucket {
+    fn filled() -> Self {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let location: Location = Place::within(store.clone(), "data".into(), "memory:").into();
+        write(&location, 0..100, true);
+        Self { store, location }
+    }
+
+    /// Returns the objects below a prefix, by the rest of their names.
+    fn below(&self, prefix: &str) -> Vec<(String, Bytes)> {
+        live(async {
+            let mut found = Vec::new();
+            let mut listed = self.store.list(Some(&prefix.into()));
+            while let Some(meta) = listed.try_next().await.unwrap() {
+                let object = self.store.get(&meta.location).await.unwrap();
+                let name = meta.location.as_ref().strip_prefix(prefix).unwrap().to_owned();
+                found.push((name, object.bytes().await.unwrap()));
+            }
+            found
+        })
+    }
+
+    /// Puts objects below a prefix, in place of those that are there.
+    fn replace(&self, prefix: &str, objects: Vec<(String, Bytes)>) {
+        let there = self.below(prefix);
+        live(async {
+            for (name, _) in there {
+                self.store.delete(&format!("{prefix}{name}").into()).await.unwrap();
+            }
+            for (name, object) in objects {
+                let at = format!("{prefix}{name}").into();
+                self.store.put(&at, object.into()).await.unwrap();
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Manifest)) {
+        live(async {
+            let place = &self.location.store;
+            let mut manifest = manifest_of(place).await.unwrap();
+            change(&mut manifest);
+            self.store.delete(&place.path("flagstone.json")).await.unwrap();
+            manifest.store(place).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn exchanged_and_foreign_prefixes_of_a_bucket_are_refused() {
+    let bucket = InBucket::filled();
+    let (zero, one) = (bucket.below("data/shard-0"), bucket.below("data/shard-1"));
+    bucket.replace("data/shard-0", one.clone());
+    bucket.replace("data/shard-1", zero.clone());
+    assert_refused(&bucket.location, "shard-0 is in the place of another one: it is shard 1");
+    bucket.replace("data/shard-0", zero);
+    bucket.replace("data/shard-1", Vec::new());
+    assert!(problems(&bucket.location).iter().any(|p| p.contains("shard-1 has no identity")));
+    assert!(refused(&bucket.location).contains("shard-1/db is missing, or empty"));
+    bucket.replace("data/shard-1", InBucket::filled().below("data/shard-1"));
+    assert_refused(&bucket.location, "shard-1 is a shard of another data directory");
+    bucket.replace("data/shard-1", one);
+    let journal = bucket.below("data/journal");
+    bucket.replace("data/journal", InBucket::filled().below("data/journal"));
+    assert_refused(&bucket.location, "it is of the journal of another data directory");
+    bucket.replace("data/journal", journal);
+    assert_eq!(keys(&bucket.location), Ok(100));
+}
+
+#[test]
+fn a_changed_flagstone_json_in_a_bucket_is_refused() {
+    let bucket = InBucket::filled();
+    bucket.change(|manifest| manifest.seed ^= 1);
+    assert_refused(&bucket.location, "has rows of another seed");
+    bucket.change(|manifest| manifest.seed ^= 1);
+    bucket.change(|manifest| manifest.shards = 1);
+    assert_refused(&bucket.location, "is one of 2 shards, but flagstone.json has 1");
+    bucket.change(|manifest| manifest.shards = 3);
+    assert!(problems(&bucket.location).iter().any(|p| p.contains("but flagstone.json has 3")));
+    assert!(refused(&bucket.location).contains("shard-2/db is missing, or empty"));
+    bucket.change(|manifest| manifest.shards = 2);
+    let json = bucket.location.store.path("flagstone.json");
+    let text = live(async { bucket.store.get(&json).await.unwrap().bytes().await.unwrap() });
+    for bit in [3, 200, 8 * text.len() / 2, 8 * text.len() - 30] {
+        let mut damaged = text.to_vec();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        bucket.replace("data/flagstone.json", vec![(String::new(), damaged.into())]);
+        assert_refused(&bucket.location, "flagstone.json is damaged");
+    }
+    bucket.replace("data/flagstone.json", vec![(String::new(), text)]);
+    assert_eq!(keys(&bucket.location), Ok(100));
+}
+
+#[test]
+fn no_flipped_bit_of_a_manifest_in_a_bucket_is_believed() {
+    let bucket = InBucket::filled();
+    let is_manifest = |(name, _): &(String, Bytes)| name.ends_with(".manifest");
+    let manifests = bucket.below("data/shard-0");
+    let (name, text) = manifests.into_iter().filter(is_manifest).max().unwrap();
+    let at = format!("data/shard-0{name}");
+    for bit in [100, 8 * text.len() / 3, 8 * text.len() / 2, 8 * text.len() - 100] {
+        let mut damaged = text.to_vec();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        bucket.replace(&at, vec![(String::new(), damaged.into())]);
+        assert_refused(&bucket.location, "its checksum is wrong");
+    }
+    bucket.replace(&at, vec![(String::new(), text)]);
+    assert_eq!(keys(&bucket.location), Ok(100));
 }
 
 #[test]

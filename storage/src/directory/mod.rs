@@ -21,6 +21,7 @@ use crate::commit::Sealed;
 use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
+use crate::engine::machine::check_cpus;
 use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine};
 use crate::feed::{Feed, FeedTail};
@@ -135,6 +136,8 @@ impl Directory {
     /// Opens a data directory, or creates it, and recovers every commit. Must run on the background
     /// runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
+        // Before anything is created.
+        check_cpus()?;
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
                 place.preflight().await?;
@@ -305,7 +308,7 @@ pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
 fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
     let kept = Arc::<OpenFiles>::default();
     move |place| {
-        let Some(dir) = place.dir() else { return Ok(place.clone()) };
+        let Some(dir) = place.dir() else { return Ok(place.stamping()) };
         let files = Arc::new(ShardFiles::new(dir, kept.clone())?);
         Ok(place.through(Arc::new(Guarded::new(files, true))))
     }

@@ -5,6 +5,7 @@ mod fences;
 mod figures;
 pub(crate) mod files;
 mod garbage;
+pub(crate) mod machine;
 pub(crate) mod parts;
 pub(crate) mod peek;
 pub(crate) mod points;
@@ -442,6 +443,7 @@ fn greatest_time_ms(
 
 impl How {
     async fn open(&self, store: Arc<Guarded>) -> Result<OpenDb> {
+        machine::check_cpus()?;
         let (path, upkeep) = (self.place.root().clone(), &self.upkeep);
         // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
         // back.

@@ -1,5 +1,6 @@
 //! Reads an engine that another process may have open, without disturbing it.
 
+use super::machine::check_cpus;
 use super::{OPENING, within};
 use crate::encoding::prefix_range;
 use crate::place::{Place, Writes, admin};
@@ -11,6 +12,7 @@ use slatedb::{DbReader, DbReaderMode};
 /// Returns the rows with a prefix in the files of the engine in a place; `None` if there is no
 /// engine. If it is open, files may be deleted while they are read, which is an error.
 pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Bytes, Bytes)>>> {
+    check_cpus()?;
     let reading = async {
         let (store, path) = (place.store(), place.root().clone());
         let admin = admin(store.clone(), path.as_ref());

@@ -1,6 +1,7 @@
 //! Tries the files of an engine: it is opened as a start would open it and writes its manifest, but
 //! all its writes stay in memory.
 
+use super::machine::check_cpus;
 use super::settings::engine_settings;
 use super::{BLOCK, EngineClock, OPENING, Upkeep, fences};
 use super::{with_causes, within};
@@ -26,6 +27,7 @@ pub(crate) async fn try_engine(
     place: &Place,
     files: impl Iterator<Item = (String, Path, u64)>,
 ) -> Result<Control> {
+    check_cpus()?;
     let files: BTreeMap<_, _> =
         files.map(|(name, at, size)| (Path::from(format!("db/{name}")), (at, size))).collect();
     let engine = place.in_memory(files).join("db");

@@ -25,7 +25,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use shared::SharedStore;
 use slatedb::admin::{Admin, AdminBuilder};
-use stamp::Verified;
+use stamp::{Stamps, Verified};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -99,7 +99,7 @@ impl Place {
         let shown = dir.display().to_string();
         let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
-        let files = Arc::new(Verified(LocalFileSystem::new().with_fsync(true)));
+        let files = Arc::new(Verified(LocalFileSystem::new().with_fsync(true), Stamps::Read));
         let store = Arc::new(Guarded::new(files, true));
         let requests = Arc::default();
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
@@ -108,7 +108,8 @@ impl Place {
     /// Creates the place of a prefix in a store that is open already, shown as `url`.
     pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
         let requests = Arc::<Requests>::default();
-        let store = Arc::new(Metered { inner: store, requests: requests.clone() });
+        let inner = Arc::new(Verified(store, Stamps::Read));
+        let store = Arc::new(Metered { inner, requests: requests.clone() });
         Self { store, root, dir: None, url: url.into(), requests, shared: None }
     }
 
@@ -148,6 +149,12 @@ impl Place {
     #[must_use]
     pub fn through(&self, store: Arc<dyn ObjectStore>) -> Self {
         Self { store, root: Path::default(), ..self.clone() }
+    }
+
+    /// Returns this place as an engine writes to it: with stamps of its small files.
+    #[must_use]
+    pub(crate) fn stamping(&self) -> Self {
+        Self { store: Arc::new(Verified(self.store.clone(), Stamps::Written)), ..self.clone() }
     }
 
     /// Returns the store. Paths in it begin with [`root`](Self::root).

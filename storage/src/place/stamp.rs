@@ -2,13 +2,12 @@
 //! merges).
 //!
 //! These files name the files with rows and the offsets of rows. With one changed bit, rows are not
-//! found. So in a local directory a stamp follows SlateDB's bytes; SlateDB does not read behind
-//! their end. A bucket has checksums of its own. Files of earlier versions have none.
+//! found. So a stamp follows SlateDB's bytes; SlateDB does not read behind their end. Files of
+//! earlier versions have none.
 
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{self, BoxStream, StreamExt};
-use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
@@ -73,24 +72,35 @@ pub(crate) async fn verified(
     Ok(GetResult { payload, meta, range, attributes, extensions })
 }
 
-/// The local file system, with verified stamps.
+/// A store with verified stamps.
 #[derive(Debug)]
-pub(super) struct Verified(pub(super) LocalFileSystem);
+pub(super) struct Verified<S>(pub(super) S, pub(super) Stamps);
 
-impl fmt::Display for Verified {
+/// Says if a [`Verified`] store also writes stamps. Copies of files keep what they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stamps {
+    Read,
+    Written,
+}
+
+impl<S: ObjectStore> fmt::Display for Verified<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Verified {
+impl<S: ObjectStore> ObjectStore for Verified<S> {
     async fn put_opts(
         &self,
         location: &Path,
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        let payload = match self.1 {
+            Stamps::Read => payload,
+            Stamps::Written => stamped(location, payload),
+        };
         self.0.put_opts(location, payload, options).await
     }
 
@@ -142,11 +152,15 @@ impl ObjectStore for Verified {
 mod tests {
     use super::*;
     use object_store::ObjectStoreExt;
+    use object_store::local::LocalFileSystem;
+    use object_store::memory::InMemory;
+    use std::sync::Arc;
 
     #[tokio::test]
     async fn no_flipped_bit_of_a_manifest_is_believed() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Verified(LocalFileSystem::new_with_prefix(dir.path()).unwrap());
+        let files = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+        let store = Verified(files, Stamps::Read);
         let at = Path::from("db/manifest/00000000000000000007.manifest");
         let content = Bytes::from_static(b"which files there are");
         let written = Bytes::from(stamped(&at, content.clone().into()));
@@ -168,5 +182,23 @@ mod tests {
         }
         let rows = Path::from("db/compacted/1.sst");
         assert_eq!(Bytes::from(stamped(&rows, "rows".into())), "rows");
+    }
+    #[tokio::test]
+    async fn engines_write_stamps_and_copies_keep_what_they_have() {
+        let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let manifest = Path::from("shard-0/db/manifest/7.manifest");
+        let content = Bytes::from_static(b"which files there are");
+        let engines = Verified(bucket.clone(), Stamps::Written);
+        engines.put(&manifest, content.clone().into()).await.unwrap();
+        let stored = bucket.get(&manifest).await.unwrap().bytes().await.unwrap();
+        assert_eq!(stored, Bytes::from(stamped(&manifest, content.clone().into())));
+        let (copies, copy) = (Verified(bucket.clone(), Stamps::Read), Path::from("7.manifest"));
+        copies.put(&copy, content.clone().into()).await.unwrap();
+        assert_eq!(bucket.get(&copy).await.unwrap().bytes().await.unwrap(), content);
+        let mut damaged = stored.to_vec();
+        damaged[3] ^= 4;
+        bucket.put(&manifest, damaged.into()).await.unwrap();
+        let error = copies.get(&manifest).await.unwrap_err().to_string();
+        assert!(error.contains("7.manifest is damaged"), "{error}");
     }
 }

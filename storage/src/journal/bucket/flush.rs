@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::stream::{self, FuturesUnordered, StreamExt};
 use object_store::path::Path;
-use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
 use super::super::SyncMode;
 use super::super::local::lock;
-use super::object::{ObjectHeader, Position};
+use super::object::{OBJECT_HEADER, ObjectHeader, Position};
 use super::{BucketShared, BucketState, Flight, RecordBatch, StoredObject};
 use crate::latency::{LATENCY, LatencyEvent};
 use crate::lease::BootTime;
@@ -372,14 +372,15 @@ impl BucketShared {
 
 impl BucketShared {
     /// Has the store copy objects to the archive; returns false if some may be missing there.
-    async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
+    pub(super) async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
         let root = self.place.root();
         let mut copies = Vec::with_capacity(doomed.len());
         for path in doomed {
             if let Some(at) = Position::of(path, root) {
                 let (store, from, to) = (self.place.store(), path.clone(), at.path(archive.root()));
                 copies.push(async move {
-                    tokio::time::timeout(DELETE_LIMIT, store.copy(&from, &to)).await
+                    let copy = archive_object(&*store, &from, &to);
+                    tokio::time::timeout(DELETE_LIMIT, copy).await
                 });
             }
         }
@@ -390,6 +391,17 @@ impl BucketShared {
             is_whole &= matches!(outcome, Ok(Ok(()) | Err(Error::NotFound { .. })));
         }
         is_whole
+    }
+}
+
+/// Copies an object to the archive, unless that has it already. An object is deleted only behind its
+/// copy: when a deletion is repeated, a fence may have landed at its number, too late, and must not
+/// replace the copy.
+async fn archive_object(store: &dyn ObjectStore, from: &Path, to: &Path) -> Result<(), Error> {
+    match store.head(to).await {
+        Ok(copied) if copied.size != OBJECT_HEADER as u64 => Ok(()),
+        Ok(_) | Err(Error::NotFound { .. }) => store.copy(from, to).await,
+        Err(error) => Err(error),
     }
 }
 

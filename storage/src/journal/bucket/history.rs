@@ -150,24 +150,43 @@ impl<'a> Archive<'a> {
     ) -> Result<Self, JournalError> {
         // In this order, because objects are copied to the archive before they are deleted.
         let stored = list(journal, options).await?;
-        let mut there: BTreeMap<_, _> = stored.keys().map(|at| (*at, journal)).collect();
-        let archived = list(place, options).await?;
-        there.extend(archived.keys().map(|at| (*at, place)));
-        let mut fences = BTreeMap::new();
-        let short = stored.into_iter();
-        for (at, _) in short.filter(|(_, size)| *size == OBJECT_HEADER as u64) {
-            // No fence is archived: one at the number of an archived object landed there too late.
-            if fences.contains_key(&at.epoch) || archived.contains_key(&at) {
+        let is_short = |size: u64| size == OBJECT_HEADER as u64;
+        let longer = stored.iter().filter(|(_, size)| !is_short(**size));
+        let mut there: BTreeMap<_, _> = longer.map(|(at, _)| (*at, journal)).collect();
+        // No fence belongs into the archive.
+        let archived = list(place, options).await?.into_iter().filter(|(_, size)| !is_short(*size));
+        there.extend(archived.map(|(at, _)| (at, place)));
+        let mut this = Self { place, options, there, fences: BTreeMap::new() };
+        for (at, _) in stored.into_iter().filter(|(_, size)| is_short(*size)) {
+            if this.fences.contains_key(&at.epoch) {
                 continue;
             }
             let Some(object) = read_object(journal, options, at).await? else { continue };
             if let Ok((header, _)) = ObjectHeader::decode(&object)
                 && header.is_fence()
+                && !this.was_used(at).await?
             {
-                fences.insert(at.epoch, (at, header.opens));
+                this.fences.insert(at.epoch, (at, header.opens));
             }
         }
-        Ok(Self { place, options, there, fences })
+        Ok(this)
+    }
+
+    /// Returns true if the number of a fence was one of an object before, so that the fence landed
+    /// there too late and ends nothing: that object is archived, or a later one of the epoch says
+    /// that it was stored. It may be gone from the archive.
+    async fn was_used(&self, fence: Position) -> Result<bool, JournalError> {
+        if self.there.contains_key(&fence) {
+            return Ok(true);
+        }
+        let mut behind = self.there.range(fence.next()..=fence.last_of_epoch());
+        let Some((last, place)) = behind.next_back() else { return Ok(false) };
+        let object = match read_object(place, self.options, *last).await? {
+            None => read_object(self.place, self.options, *last).await?,
+            object => object,
+        };
+        let header = object.and_then(|object| ObjectHeader::decode(&object).ok());
+        Ok(header.is_some_and(|(header, _)| header.published >= fence.number))
     }
 
     /// Returns the objects before `first`, newest first, back to one that has nothing behind

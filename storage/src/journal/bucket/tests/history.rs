@@ -104,6 +104,72 @@ fn a_gap_in_the_archive_is_noticed() {
     });
 }
 
+/// Puts the fence of an epoch at the number of a deleted object, as a sleeper would have done.
+async fn put_late_fence(sim: &Sim, client: &Arc<Client>, at: Position) {
+    let root = place(client).root().clone();
+    let mut copied = None;
+    for name in sim.names().await {
+        let listed = Position::of(&name.as_str().into(), &root);
+        let Some(listed) = listed.filter(|listed| listed.epoch == at.epoch) else { continue };
+        let object = client.get(&listed.path(&root)).await.unwrap().bytes().await.unwrap();
+        if let Ok((header, _)) = ObjectHeader::decode(&object)
+            && header.is_fence()
+        {
+            copied = Some(ObjectHeader { at, nonce: 1, ..header });
+        }
+    }
+    client.put(&at.path(&root), copied.unwrap().encode().into()).await.unwrap();
+}
+
+#[test]
+fn a_deletion_that_is_repeated_puts_no_fence_into_the_archive() {
+    runtime().block_on(async {
+        let sim = Sim::new(35);
+        let client = sim.client(0);
+        let journal = lives(&client).await;
+        let at = Position { epoch: 2, number: 4 };
+        put_late_fence(&sim, &client, at).await;
+        // The answer to the deletion was lost.
+        let doomed = [at.path(place(&client).root())];
+        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        assert_eq!(history(&client, 0).await, Some(((1..=60).collect(), 60)));
+        // An object that is not there yet is copied.
+        sim.remove(at.path(archive(&client).root()).as_ref()).await;
+        let newest = journal.shared.state.lock().unwrap().stored.back().unwrap().at;
+        let doomed = [newest.path(place(&client).root())];
+        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        assert!(sim.names().await.contains(&newest.path(archive(&client).root()).to_string()));
+        journal.kill();
+    });
+}
+
+#[test]
+fn a_late_fence_whose_number_is_gone_from_the_archive_is_passed() {
+    runtime().block_on(async {
+        let sim = Sim::new(36);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        let at = Position { epoch: 2, number: 4 };
+        let is_pruned = |name: &&String| {
+            let archived = Position::of(&name.as_str().into(), archive(&client).root());
+            archived.is_some_and(|archived| archived <= at)
+        };
+        for name in sim.names().await.iter().filter(is_pruned) {
+            sim.remove(name).await;
+        }
+        let mut before = BTreeMap::new();
+        for after in 20..60 {
+            before.insert(after, history(&client, after).await);
+        }
+        assert!(before[&20].is_none() && before[&59].is_some());
+        assert!(before.values().filter(|found| found.is_some()).count() > 20, "{before:?}");
+        put_late_fence(&sim, &client, at).await;
+        for (after, found) in before {
+            assert_eq!(history(&client, after).await, found, "behind {after}");
+        }
+    });
+}
+
 #[test]
 fn a_fence_that_landed_at_the_number_of_a_deleted_object_is_passed() {
     runtime().block_on(async {
@@ -112,21 +178,7 @@ fn a_fence_that_landed_at_the_number_of_a_deleted_object_is_passed() {
         let journal = lives(&client).await;
         let at = Position { epoch: 2, number: 4 };
         assert!(sim.names().await.contains(&at.path(archive(&client).root()).to_string()));
-        // The fence of the second epoch, as a sleeper would have put it there.
-        let (from, to) = (journal.shared.epoch - 1, at.path(place(&client).root()));
-        let mut copied = None;
-        for name in sim.names().await {
-            let listed = Position::of(&name.as_str().into(), place(&client).root());
-            let Some(listed) = listed.filter(|listed| listed.epoch == from) else { continue };
-            let object = client.get(&listed.path(place(&client).root())).await.unwrap();
-            let object = object.bytes().await.unwrap();
-            if let Ok((header, _)) = ObjectHeader::decode(&object)
-                && header.is_fence()
-            {
-                copied = Some(ObjectHeader { at, nonce: 1, ..header });
-            }
-        }
-        client.put(&to, copied.unwrap().encode().into()).await.unwrap();
+        put_late_fence(&sim, &client, at).await;
         journal.kill();
         for after in [0, 12, 19, 23, 40, 59] {
             let found = history(&client, after).await;
