@@ -95,6 +95,8 @@ pub struct Replica {
     pub syncs: SyncCounts,
     /// Serialises the changes that links make: a former link may still be at work.
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// Number of the choice for which changes are made now; 0: they belong to none.
+    at_work: AtomicU64,
 }
 
 /// Numbers of synchronisations.
@@ -130,6 +132,18 @@ impl Replica {
     /// Waits until no other link changes data.
     pub async fn turn(&self) -> OwnedMutexGuard<()> {
         self.turn.clone().lock_owned().await
+    }
+
+    /// Notes for which choice changes are made from now on; `None`: they belong to none.
+    pub fn set_at_work(&self, epoch: Option<u64>) {
+        self.at_work.store(epoch.unwrap_or(0), Ordering::Release);
+    }
+
+    /// Returns true if the changes that are made now belong to a former choice: a script of the
+    /// stream ends.
+    pub fn is_outdated(&self) -> bool {
+        let at_work = self.at_work.load(Ordering::Acquire);
+        at_work != 0 && at_work != self.epoch()
     }
 
     fn set_bit(&self, bit: u8, is_set: bool) {
@@ -243,7 +257,12 @@ mod tests {
         assert!(replica.is_following() && replica.is_up());
         replica.set_state(first, LinkState::Connect, 7);
         assert_eq!(replica.link().down_since_ms, 7);
+        replica.set_at_work(Some(first));
+        assert!(!replica.is_outdated());
         replica.part();
+        assert!(replica.is_outdated());
+        replica.set_at_work(None);
+        assert!(!replica.is_outdated());
         replica.promote(SourcePosition::default());
         replica.set_state(first, LinkState::Connected, 8);
         assert!(!replica.is_following() && !replica.is_up());

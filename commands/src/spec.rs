@@ -357,6 +357,8 @@ bitflags! {
         const SELECTS = 1 << 24;
         /// Runs during a pause: it ends pauses.
         const ENDS_PAUSE = 1 << 25;
+        /// Runs beside a busy script: that may be of the primary's stream, which the command ends.
+        const ENDS_STREAM = 1 << 26;
     }
 
     /// ACL categories, in the order of ACL CAT's reply.
@@ -408,8 +410,9 @@ bitflags! {
 }
 
 /// Flags that COMMAND does not show.
-const HIDDEN: CommandFlags =
-    flag!(MAY_REPLICATE | PROTECTED | SUBSCRIBER | UNQUEUED | EXEC | SELECTS | ENDS_PAUSE);
+const HIDDEN: CommandFlags = flag!(
+    MAY_REPLICATE | PROTECTED | SUBSCRIBER | UNQUEUED | EXEC | SELECTS | ENDS_PAUSE | ENDS_STREAM
+);
 
 /// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a
 /// constant.

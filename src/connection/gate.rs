@@ -161,7 +161,7 @@ pub(super) fn admit(
         return Admitted::Refused(text.into());
     }
     if let Some(kind) = node.code.scripts.running.busy()
-        && !command.spec.has(flag!(ALLOW_BUSY))
+        && !command.spec.flags.intersects(flag!(ALLOW_BUSY | ENDS_STREAM))
     {
         return Admitted::Refused(kind.busy_text().into());
     }

@@ -9,6 +9,7 @@ use crate::session::Session;
 use crate::transaction::{CommandsOrigin, Transaction, runs_in_unit};
 use crate::transport::PeerAddr;
 use crate::worker::{Peers, Worker, refusal};
+use flagstone_commands::flag;
 use flagstone_storage::encoding::{SourceExtent, SourcePosition};
 use flagstone_wire::resp::{Args, OwnedArgs, Reply};
 use std::future::Future;
@@ -61,6 +62,7 @@ impl Applier {
         if epoch.is_some_and(|epoch| replica.epoch() != epoch) {
             return Err(OUTDATED.to_owned());
         }
+        replica.set_at_work(epoch);
         let job = move |worker| async move {
             let done = job(worker).await;
             drop(turn);
@@ -266,7 +268,11 @@ fn admitted(commands: &[StreamCommand]) -> impl Iterator<Item = (&'static Comman
     })
 }
 
-/// Returns the command that the arguments name, if they may be its arguments.
+/// Returns the command that the arguments name, if they may be its arguments, and if it may be in a
+/// stream: no primary sends commands on the server itself.
 pub(super) fn known(args: Args<'_>) -> Option<&'static Command> {
-    registry::resolve_declared(args).filter(|command| command.spec.arity_allows(args.len()))
+    registry::resolve_declared(args).filter(|command| {
+        let spec = command.spec;
+        spec.arity_allows(args.len()) && (spec.has(flag!(WRITE)) || !spec.has(flag!(ADMIN)))
+    })
 }

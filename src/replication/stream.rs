@@ -215,11 +215,12 @@ impl StreamSplitter {
         Ok(true)
     }
 
-    /// Logs a command that this server does not know in this form; each name once.
+    /// Logs a command that this server does not know in this form, or that is about the server
+    /// itself; each name once.
     fn tell_unknown(&mut self, args: Args<'_>) {
         let name = String::from_utf8_lossy(args.get(0).unwrap_or_default()).into_owned();
         if self.unknown.len() < MAX_UNKNOWN && self.unknown.insert(name.clone()) {
-            tracing::error!(%name, "the primary sends a command that is not known here: it is left out");
+            tracing::error!(%name, "the primary sends a command that is not followed here: it is left out");
         }
     }
 

@@ -218,7 +218,7 @@ async fn run(
             // A task that holds locks never waits for a permit, so those that have one get their
             // locks.
             release(worker, held, Vec::new()).await;
-            permit = Some(permits::to_run_detached(&worker.node, client).await?);
+            permit = Some(permits::to_run_detached(&worker.node, command).await?);
         }
         if wanted.exclusive && !held.exclusive {
             hold_all(worker, held).await?;

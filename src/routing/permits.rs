@@ -2,7 +2,7 @@
 //! own, and to work on very many keys. A task that holds locks never waits for a permit, so those
 //! that have one get their locks.
 
-use crate::command::OwnedCommand;
+use crate::command::{Outcome, OwnedCommand, Patience, RoundError};
 use crate::node::Node;
 use crate::unit::UnitStop;
 use std::future::Future;
@@ -13,14 +13,15 @@ use tokio::sync::{AcquireError, SemaphorePermit};
 /// Number of arguments of a command that needs no permit for its keys.
 const MAX_FREE: usize = 1000;
 
-/// Interval at which a command that waits for a permit checks that its client is still connected.
+/// Interval at which a command that waits for a permit checks that its client is still connected,
+/// and that no script is busy.
 const CLIENT_CHECK: Duration = Duration::from_millis(100);
 
 /// Waits until so many keys may be locked, lent and loaded beside those of other commands; commands
 /// with few arguments need not wait. One that has more keys than all commands may have works alone.
 ///
 /// # Errors
-/// The client's connection ends before.
+/// The client's connection ends before, or a script is busy.
 pub(super) async fn for_keys<'a>(
     node: &'a Node,
     command: &OwnedCommand,
@@ -31,26 +32,28 @@ pub(super) async fn for_keys<'a>(
     }
     let keys = u32::try_from(arguments.min(node.pressure.budget.many_keys)).unwrap_or(u32::MAX);
     let acquiring = node.pressure.key_permits.acquire_many(keys);
-    while_connected(node, command.request.client, acquiring).await.map(Some)
+    while_patient(node, command, acquiring).await.map(Some)
 }
 
 /// Waits for a permit to run detached.
 ///
 /// # Errors
-/// The client's connection ends before.
-pub(super) async fn to_run_detached(
-    node: &Node,
-    client: u64,
-) -> Result<SemaphorePermit<'_>, UnitStop> {
-    while_connected(node, client, node.code.detached_permits.acquire()).await
+/// The client's connection ends before, or a script is busy.
+pub(super) async fn to_run_detached<'a>(
+    node: &'a Node,
+    command: &OwnedCommand,
+) -> Result<SemaphorePermit<'a>, UnitStop> {
+    while_patient(node, command, node.code.detached_permits.acquire()).await
 }
 
-async fn while_connected<'a>(
+async fn while_patient<'a>(
     node: &Node,
-    client: u64,
+    command: &OwnedCommand,
     acquiring: impl Future<Output = Result<SemaphorePermit<'a>, AcquireError>>,
 ) -> Result<SemaphorePermit<'a>, UnitStop> {
     let mut acquired = pin!(acquiring);
+    let client = command.request.client;
+    let patience = Patience::of(command.command, &command.request);
     loop {
         let permit = tokio::time::timeout(CLIENT_CHECK, &mut acquired).await;
         if client != 0 && node.clients.get(client).is_none() {
@@ -58,6 +61,13 @@ async fn while_connected<'a>(
         }
         if let Ok(permit) = permit {
             return permit.map_err(|_| UnitStop::Closing);
+        }
+        if patience.is_short()
+            && let Some(kind) = node.code.scripts.running.busy()
+        {
+            let text = patience.refusal(kind.busy_text());
+            let text = String::from_utf8_lossy(&text).into_owned();
+            return Err(RoundError { text, outcome: Outcome::Refused }.into());
         }
     }
 }

@@ -121,7 +121,8 @@ impl Run<'_, '_> {
             let is_long = elapsed > IN_PLACE || instructions > AT_ONCE_IN_PLACE;
             return if is_long { Err(UnitStop::Detached) } else { Ok(()) };
         }
-        if node.ending.is_ending() {
+        let is_void = || self.unit.request.is_of_stream() && node.health.replica.is_outdated();
+        if node.ending.is_ending() || is_void() {
             return Err(UnitStop::Closing);
         }
         let Some(control) = &self.control else { return Ok(()) };

@@ -14,6 +14,7 @@ use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 /// Number of commands that run before other tasks of this thread have a turn.
@@ -21,6 +22,9 @@ const AT_ONCE: usize = 64;
 
 /// Approximate memory in bytes of a parked command, beside its arguments.
 const PARKED_BYTES: usize = 400;
+
+/// Interval at which commands that have begun to wait for locks while a script is busy are refused.
+const BUSY_CHECK: Duration = Duration::from_millis(100);
 
 /// Memory of a command, counted while it is parked.
 #[derive(Debug)]
@@ -181,15 +185,18 @@ impl Worker {
         }
     }
 
-    /// Refuses the commands that wait for locks whenever a script has become busy, as those are
-    /// refused that come later; runs until the worker ends.
+    /// Refuses the commands that wait for locks while a script is busy, as those are refused that
+    /// come later; runs until the worker ends.
     pub(crate) async fn run_impatience(self: Rc<Self>) {
         let mut onsets = self.node.code.scripts.running.onsets();
         while onsets.changed().await.is_ok() {
-            let Some(kind) = self.node.code.scripts.running.busy() else { continue };
-            let refused = self.locks.borrow_mut().end_waits();
-            for (id, parked) in refused {
-                parked.refuse(Lock { worker: self.clone(), id }, kind.busy_text());
+            // Commands that came before begin to wait for a lock when they have got a permit.
+            while let Some(kind) = self.node.code.scripts.running.busy() {
+                let refused = self.locks.borrow_mut().end_waits();
+                for (id, parked) in refused {
+                    parked.refuse(Lock { worker: self.clone(), id }, kind.busy_text());
+                }
+                tokio::time::sleep(BUSY_CHECK).await;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::Worker;
 use crate::clients::{Client, Watch};
+use crate::command::Patience;
 use flagstone_storage::Entry;
 use flagstone_storage::need::Key;
 use flagstone_storage::notes::Note;
@@ -159,8 +160,14 @@ impl Worker {
     async fn watch(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Result<Vec<bool>, String> {
         let mut held = None;
         if !self.is_at_hand(keys) {
-            let (lock, granted) = self.lock(keys);
-            granted.await.map_err(|_| "ERR the command was abandoned")?;
+            let (lock, mut granted) = self.lock_for(keys, Patience::Short);
+            let is_busy = || self.node.code.scripts.running.busy().is_some();
+            let is_granted = granted.try_recv().is_ok() || (!is_busy() && granted.await.is_ok());
+            if !is_granted {
+                // The keys are those of a busy script, which may change them: EXEC fails.
+                watch.mark();
+                return Ok(vec![false; keys.len()]);
+            }
             held = Some(lock);
             self.load_cold(keys.iter().map(|(db, key)| (*db, &**key))).await?;
         }

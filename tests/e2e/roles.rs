@@ -192,6 +192,49 @@ fn commands_that_fail_here_are_told_and_the_stream_goes_on() {
 }
 
 #[test]
+fn a_server_parts_from_a_stream_whose_script_does_not_end() {
+    for (workers, has_other) in [("1", false), ("2", false), ("2", true)] {
+        let (primary, other) = (Primary::serve(EMPTY), Primary::serve(EMPTY));
+        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "300"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        follow(&mut client, &primary);
+        for both in [&primary, &other] {
+            both.say(&["SELECT 0", "SET a 1", "SET k 1"]);
+        }
+        primary.wait();
+        primary.say(&["EVAL while(1)do(redis.call)('INCR',KEYS[1])end 1 k"]);
+        within(20, || text(&mut client, &["GET", "k"]).starts_with("BUSY"));
+        if has_other {
+            other.say(&["SET b 2"]);
+            follow(&mut client, &other);
+            within(20, || text(&mut client, &["GET", "b"]) == "2");
+        }
+        assert_eq!(text(&mut client, &["REPLICAOF", "NO", "ONE"]), "ok");
+        assert!(info(&mut client).contains("role:master"));
+        assert_eq!(text(&mut client, &["GET", "k"]), "1", "nothing of the script stays");
+        assert_eq!(text(&mut client, &["SET", "k", "own"]), "ok");
+    }
+}
+
+#[test]
+fn commands_on_the_server_itself_are_no_part_of_a_stream() {
+    let primary = Primary::serve(EMPTY);
+    let server = Server::start(&["--enable-debug-command", "yes"]);
+    let mut client = server.client();
+    follow(&mut client, &primary);
+    primary.say(&["SELECT 0", "DEBUG SLEEP 1000000", "REPLICAOF NO ONE", "SHUTDOWN NOSAVE"]);
+    primary.say(&["CONFIG SET maxclients 1", "MULTI", "DEBUG SLEEP 1000000", "SET a 1", "EXEC"]);
+    primary.wait();
+    assert_eq!(text(&mut client, &["GET", "a"]), "1");
+    assert!(info(&mut client).contains("role:slave"));
+    let log = server.log();
+    for name in ["DEBUG", "REPLICAOF", "SHUTDOWN", "CONFIG"] {
+        assert_eq!(log.matches(&format!("left out name={name}")).count(), 1, "{log}");
+    }
+}
+
+#[test]
 fn the_stream_goes_on_under_another_id() {
     let new_id = "fedcba9876543210fedcba9876543210fedcba98";
     let primary = Primary::serve(EMPTY);

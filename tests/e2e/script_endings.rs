@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// or for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Scripts that run at a time, each on a thread of its own.
+const MAX_APART: usize = 8;
+
 /// How long others may wait for an answer.
 const NEIGHBOURS_WAIT: Duration = Duration::from_secs(5);
 
@@ -352,6 +355,64 @@ fn commands_that_wait_for_a_script_are_refused_once_it_is_busy() {
             assert_eq!(found, Value::Int(0), "{key}");
         }
         run(&mut client, &["MSET", "a", "1", "b", "2", "c", "3", "{k}", "4"]).expect("stored");
+    }
+}
+
+#[test]
+fn nothing_waits_behind_a_busy_script_for_a_thread_or_for_room() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "3000"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
+        let others = ["EVAL", "while true do end", "0"];
+        let mut attacks = vec![in_background(&server, &endless)];
+        until_in(&mut client, "eval", 1);
+        attacks.extend((1..MAX_APART).map(|_| in_background(&server, &others)));
+        until_in(&mut client, "eval", MAX_APART);
+        // A script that finds no thread, and deletions that take all the room for keys.
+        let names: Vec<String> = (0..15_000).map(|n| format!("{{k}}{n}")).collect();
+        let mut del = vec!["DEL", "{k}", "a", "b"];
+        del.extend(names.iter().map(String::as_str));
+        let waiting = [
+            in_background(&server, &["EVAL", "while true do end", "0"]),
+            in_background(&server, &del),
+            in_background(&server, &del),
+            in_background(&server, &del),
+        ];
+        for reply in waiting {
+            let error = reply.join().expect("joined").expect_err("a script is busy");
+            assert_eq!(error.code(), Some("BUSY"), "{error}");
+        }
+        kill_all(&mut client, attacks);
+        run(&mut client, &del).expect("there is room again");
+    }
+}
+
+#[test]
+fn watch_does_not_wait_for_a_busy_script_and_exec_fails() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "1500"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
+        let attack = in_background(&server, &endless);
+        until_in(&mut client, "eval", 1);
+        let mut early = server.client();
+        assert_eq!(run(&mut early, &["WATCH", "{k}", "other"]), Ok(Value::Okay));
+        let busy = run(&mut client, &["GET", "{k}"]).expect_err("it has waited until then");
+        assert_eq!(busy.code(), Some("BUSY"));
+        let mut late = server.client();
+        assert_eq!(run(&mut late, &["WATCH", "{k}"]), Ok(Value::Okay));
+        kill_all(&mut client, vec![attack]);
+        for watcher in [&mut early, &mut late] {
+            for want in [Value::Nil, Value::Array(vec![Value::Okay])] {
+                run(watcher, &["MULTI"]).expect("begun");
+                run(watcher, &["SET", "{k}", "1"]).expect("queued");
+                assert_eq!(run(watcher, &["EXEC"]), Ok(want));
+                run(watcher, &["WATCH", "{k}"]).expect("watched");
+            }
+        }
     }
 }
 
