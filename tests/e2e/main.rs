@@ -30,6 +30,7 @@ mod partial;
 mod pipelines;
 mod process;
 mod pubsub;
+mod reference;
 mod replica;
 mod reshard;
 mod roles;

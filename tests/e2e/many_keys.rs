@@ -121,3 +121,46 @@ fn keys_that_clients_wait_for_are_bounded() {
     second.write_all(&on_many_keys("BLPOP", 5, 7000, &[b"0"])).expect("sent");
     wait_for_blocked(2);
 }
+
+#[test]
+fn connections_that_wait_for_one_key_take_a_bounded_part_of_the_budget() {
+    let options = [
+        &["--workers", "1", "--memory-budget", "64mb", "--maxmemory-clients", "0"][..],
+        &["--busy-reply-threshold", "3600000", "--script-instruction-limit", "0"],
+    ];
+    let server = Server::start(&options.concat());
+    let mut holder = server.socket();
+    send(&mut holder, &[b"EVAL", b"while true do redis.call('GET', KEYS[1]) end", b"1", b"hot"]);
+    let mut killer = server.client();
+    let holds = |killer: &mut redis::Connection| {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(killer).expect("a list");
+        list.contains("cmd=eval ")
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds(&mut killer) {
+        assert!(Instant::now() < deadline, "the script does not run");
+    }
+    // After some milliseconds it has a thread of its own, and holds the key.
+    std::thread::sleep(Duration::from_millis(200));
+    let before = server.rss();
+    let pipeline = encode(&[b"SET", b"hot", &[b'v'; 1000]]).repeat(400);
+    let mut waiting: Vec<TcpStream> = (0..300).map(|_| server.socket()).collect();
+    for socket in &mut waiting {
+        socket.set_nonblocking(true).expect("set");
+        // Bytes that the server does not take stay in the socket.
+        let mut sent = 0;
+        while let Ok(more) = socket.write(&pipeline[sent..]) {
+            sent += more;
+            if sent == pipeline.len() {
+                break;
+            }
+        }
+    }
+    let grown = super::neighbours::peak_beside(&server, Duration::from_secs(3));
+    let grown = grown.saturating_sub(before);
+    assert!(grown < 64 << 20, "the memory grew by {} MiB", grown >> 20);
+    let () = redis::cmd("SCRIPT").arg("KILL").query(&mut killer).expect("killed");
+    let mut first = waiting.swap_remove(0);
+    first.set_nonblocking(false).expect("set");
+    expect(&mut first, b"+OK\r\n");
+}

@@ -64,7 +64,7 @@ fn store_values(server: &Server, keys: usize, bytes: usize) {
 }
 
 /// The most memory within some time, while others are answered.
-fn peak_beside(server: &Server, time: Duration) -> u64 {
+pub(super) fn peak_beside(server: &Server, time: Duration) -> u64 {
     let mut client = server.client();
     let (end, mut peak) = (Instant::now() + time, 0);
     while Instant::now() < end {

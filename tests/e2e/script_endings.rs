@@ -359,7 +359,7 @@ fn commands_that_wait_for_a_script_are_refused_once_it_is_busy() {
 }
 
 #[test]
-fn nothing_waits_behind_a_busy_script_for_a_thread_or_for_room() {
+fn no_script_waits_behind_busy_ones_for_a_thread() {
     for workers in ["1", "2"] {
         let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "3000"];
         let server = Server::start(&options);
@@ -370,23 +370,34 @@ fn nothing_waits_behind_a_busy_script_for_a_thread_or_for_room() {
         until_in(&mut client, "eval", 1);
         attacks.extend((1..MAX_APART).map(|_| in_background(&server, &others)));
         until_in(&mut client, "eval", MAX_APART);
-        // A script that finds no thread, and deletions that take all the room for keys.
-        let names: Vec<String> = (0..15_000).map(|n| format!("{{k}}{n}")).collect();
-        let mut del = vec!["DEL", "{k}", "a", "b"];
-        del.extend(names.iter().map(String::as_str));
-        let waiting = [
-            in_background(&server, &["EVAL", "while true do end", "0"]),
-            in_background(&server, &del),
-            in_background(&server, &del),
-            in_background(&server, &del),
-        ];
+        let waiting = [in_background(&server, &others), in_background(&server, &others)];
         for reply in waiting {
             let error = reply.join().expect("joined").expect_err("a script is busy");
             assert_eq!(error.code(), Some("BUSY"), "{error}");
         }
         kill_all(&mut client, attacks);
-        run(&mut client, &del).expect("there is room again");
     }
+}
+
+#[test]
+fn deletions_that_take_all_room_for_keys_do_not_wait_for_a_busy_script() {
+    let options = ["--workers", "2", "--shards", "2", "--busy-reply-threshold", "3000"];
+    let server = Server::start(&options);
+    let mut client = server.client();
+    let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
+    let attack = in_background(&server, &endless);
+    until_in(&mut client, "eval", 1);
+    // There is room for one at a time: the next one waits for the lock when the first is refused.
+    let names: Vec<String> = (0..15_000).map(|n| format!("{{k}}{n}")).collect();
+    let mut del = vec!["DEL", "{k}", "a", "b"];
+    del.extend(names.iter().map(String::as_str));
+    let waiting: Vec<_> = (0..3).map(|_| in_background(&server, &del)).collect();
+    for reply in waiting {
+        let error = reply.join().expect("joined").expect_err("a script is busy");
+        assert_eq!(error.code(), Some("BUSY"), "{error}");
+    }
+    kill_all(&mut client, vec![attack]);
+    run(&mut client, &del).expect("there is room again");
 }
 
 #[test]
