@@ -2,6 +2,7 @@
 //! that keeps it is `crate::replication`.
 
 use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,6 +62,43 @@ pub struct FormerStream {
     pub offset: u64,
 }
 
+/// The end of the stream that this server followed, for other replicas of the same primary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FollowedEnd {
+    pub stream: FormerStream,
+    /// Database that the stream has selected there.
+    pub db: u32,
+    /// The last bytes of the stream.
+    pub bytes: Vec<u8>,
+}
+
+/// The last bytes of the primary's stream that are applied.
+#[derive(Debug, Default)]
+struct AppliedBytes {
+    bytes: VecDeque<u8>,
+    /// Offset behind them.
+    end: u64,
+}
+
+impl AppliedBytes {
+    /// Appends the bytes from an offset on; at most `kept` stay.
+    fn push(&mut self, from: u64, bytes: &[u8], kept: usize) {
+        if from != self.end {
+            self.bytes.clear();
+        }
+        self.end = from + bytes.len() as u64;
+        let bytes = &bytes[bytes.len().saturating_sub(kept)..];
+        let surplus = (self.bytes.len() + bytes.len()).saturating_sub(kept);
+        self.bytes.drain(..surplus);
+        self.bytes.extend(bytes);
+    }
+
+    /// Returns the bytes up to an offset, if they end there.
+    fn up_to(&self, offset: u64) -> Vec<u8> {
+        if self.end == offset { self.bytes.iter().copied().collect() } else { Vec::new() }
+    }
+}
+
 /// The link to a primary, as others see it.
 #[derive(Clone, Debug, Default)]
 pub struct LinkView {
@@ -91,6 +129,8 @@ pub struct Replica {
     is_up: AtomicBool,
     /// Number of bytes of the stream that are applied.
     offset: AtomicU64,
+    /// Copy of the end of the stream.
+    applied: Mutex<AppliedBytes>,
     /// Full and partial synchronisations since the start.
     pub syncs: SyncCounts,
     /// Serialises the changes that links make: a former link may still be at work.
@@ -205,12 +245,11 @@ impl Replica {
     }
 
     /// Becomes a primary, with a new id. `former`: the stream that was followed.
-    pub fn promote(&self, former: SourcePosition) {
+    pub fn promote(&self, former: Option<FormerStream>) {
         let mut link = self.link();
         link.primary = None;
         link.own_id = new_id();
-        let (id, offset) = (former.id, former.offset);
-        link.former = (!id.is_empty()).then_some(FormerStream { id, offset });
+        link.former = former;
         self.is_up.store(false, Ordering::Relaxed);
         self.set_bit(FOLLOWING, false);
     }
@@ -240,7 +279,31 @@ impl Replica {
             return;
         }
         self.offset.store(position.offset, Ordering::Relaxed);
+        if position.id.is_empty() {
+            *self.applied() = AppliedBytes::default();
+        }
         link.position = position;
+    }
+
+    fn applied(&self) -> MutexGuard<'_, AppliedBytes> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a copy of bytes of the stream that were applied, from an offset on; of all of them at most
+    /// `kept` stay.
+    pub fn keep_applied(&self, from: u64, bytes: &[u8], kept: usize) {
+        self.applied().push(from, bytes, kept);
+    }
+
+    /// Returns the end of the stream that this server has followed, if its data is all of the
+    /// primary's there.
+    pub fn followed_end(&self) -> Option<FollowedEnd> {
+        let SourcePosition { id, offset, db, extent, .. } = self.link().position.clone();
+        if id.is_empty() || extent != SourceExtent::Whole {
+            return None;
+        }
+        let bytes = self.applied().up_to(offset);
+        Some(FollowedEnd { stream: FormerStream { id, offset }, db, bytes })
     }
 }
 
@@ -263,7 +326,7 @@ mod tests {
         assert!(replica.is_outdated());
         replica.set_at_work(None);
         assert!(!replica.is_outdated());
-        replica.promote(SourcePosition::default());
+        replica.promote(None);
         replica.set_state(first, LinkState::Connected, 8);
         assert!(!replica.is_following() && !replica.is_up());
         assert_eq!(replica.link().primary, None);
@@ -287,10 +350,42 @@ mod tests {
         let replica = Replica::new(position.clone());
         let own = replica.link().own_id.clone();
         replica.follow(Primary::parse("host 1").unwrap());
-        replica.promote(position.clone());
+        let end = replica.followed_end().unwrap();
+        replica.promote(Some(end.stream));
         let link = replica.link();
         assert_ne!(link.own_id, own);
         assert_eq!(link.former, Some(FormerStream { id: position.id, offset: 9 }));
+    }
+
+    #[test]
+    fn the_end_of_the_stream_is_kept_up_to_a_size() {
+        let id: Box<[u8]> = b"i".repeat(ID_DIGITS).into();
+        let at = |serial, offset| SourcePosition {
+            serial,
+            offset,
+            id: id.clone(),
+            ..Default::default()
+        };
+        let replica = Replica::new(at(1, 100));
+        let end = |replica: &Replica| {
+            let end = replica.followed_end().unwrap();
+            (end.stream.offset, String::from_utf8(end.bytes).unwrap())
+        };
+        assert_eq!(end(&replica), (100, String::new()));
+        let apply = |serial, from, bytes: &[u8]| {
+            replica.keep_applied(from, bytes, 5);
+            replica.reached(at(serial, from + bytes.len() as u64));
+            end(&replica)
+        };
+        assert_eq!(apply(2, 100, b"abc"), (103, "abc".to_owned()));
+        assert_eq!(apply(3, 103, b"defg"), (107, "cdefg".to_owned()));
+        assert_eq!(apply(4, 107, b"1234567"), (114, "34567".to_owned()));
+        // There is a gap, and another stream.
+        assert_eq!(apply(5, 120, b"xy"), (122, "xy".to_owned()));
+        replica.reached(SourcePosition { serial: 6, ..Default::default() });
+        assert_eq!(replica.followed_end(), None);
+        replica.reached(at(7, 122));
+        assert_eq!(end(&replica), (122, String::new()));
     }
 
     #[test]

@@ -39,6 +39,16 @@ impl Backlog {
         Self { blocks: VecDeque::new(), ends: VecDeque::from([(lsn, end)]), end, lsn }
     }
 
+    /// Creates the backlog of a stream whose last bytes up to a record are there.
+    pub fn with_bytes(end: u64, lsn: Lsn, bytes: Bytes) -> Self {
+        let mut this = Self::new(end, lsn);
+        let start = end.saturating_sub(bytes.len() as u64);
+        if !bytes.is_empty() {
+            this.blocks.push_back(StreamBlock { start, bytes, lsn });
+        }
+        this
+    }
+
     /// Appends the words of the next records: each record, and the length of its words; then all
     /// words.
     pub fn push(&mut self, records: &[(Lsn, usize)], bytes: Bytes) {
@@ -106,6 +116,11 @@ impl Backlog {
         Some(block.bytes.slice((from - block.start) as usize..))
     }
 
+    /// Returns all bytes that are there.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.blocks.iter().flat_map(|block| block.bytes.iter().copied()).collect()
+    }
+
     /// Drops bytes from the front: at least `kept` stay, and all from `needed` on.
     pub fn trim(&mut self, kept: u64, needed: u64) {
         let mut lsn = 0;
@@ -162,6 +177,17 @@ mod tests {
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), None]);
         new.push(&[(4, 2)], Bytes::from_static(b"ab"));
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), Some(9)]);
+    }
+
+    #[test]
+    fn a_stream_may_begin_with_bytes_of_another_one() {
+        let mut backlog = Backlog::with_bytes(100, 5, Bytes::from_static(b"former"));
+        backlog.push(&[(6, 2)], Bytes::from_static(b"ab"));
+        assert_eq!((backlog.first(), backlog.end()), (94, 102));
+        assert_eq!(backlog.read(98).as_deref(), Some(&b"er"[..]));
+        assert_eq!([4, 5, 6].map(|lsn| backlog.offset_behind(lsn)), [None, Some(100), Some(102)]);
+        backlog.trim(0, 100);
+        assert_eq!((backlog.first(), backlog.offset_behind(5)), (100, Some(100)));
     }
 
     #[test]

@@ -2,19 +2,28 @@
 //! connections that serve them are `crate::replication`.
 
 mod backlog;
+mod failover;
 mod follower;
 mod render;
 
 pub use backlog::Backlog;
+pub use failover::{Failover, FailoverStep, FailoverWish};
 pub use follower::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish};
 pub use render::render;
+
+use crate::replica::{FollowedEnd, FormerStream};
+use render::select_first;
 
 use bytes::Bytes;
 use flagstone_storage::feed::{Feed, FeedMark, FeedTail, ID_BYTES};
 use flagstone_storage::journal::Lsn;
 use std::fmt::Write;
+use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
+
+/// Bytes from which on a part of the backlog gets no further record: it is dropped as a whole.
+const BLOCK: usize = 256 << 10;
 
 /// The stream for replicas.
 #[derive(Debug)]
@@ -22,6 +31,8 @@ struct OutStream {
     /// Replication id: 40 hexadecimal digits.
     id: String,
     backlog: Backlog,
+    /// The stream that this one continues: up to its end here, both are the same.
+    former: Option<FormerStream>,
     /// Time since which no replica has been there, in ms since the Unix epoch; 0 if one is.
     alone_since_ms: u64,
 }
@@ -44,6 +55,8 @@ pub struct StreamFigures {
     pub first: u64,
     pub end: u64,
     pub memory: u64,
+    /// The stream that it continues.
+    pub former: Option<FormerStream>,
 }
 
 /// Replicas of this server.
@@ -57,6 +70,8 @@ pub struct Followers {
     grown: watch::Sender<u64>,
     /// Rings when a replica has acknowledged something, or has come or gone.
     pub acknowledged: Notify,
+    /// An exchange of roles with a replica.
+    pub failover: Failover,
     /// Serialises the begin and the end of streams.
     pub turn: tokio::sync::Mutex<()>,
     /// Serialises the making of data sets.
@@ -88,6 +103,7 @@ impl Followers {
             all: Mutex::default(),
             grown: watch::Sender::new(0),
             acknowledged: Notify::new(),
+            failover: Failover::default(),
             turn: tokio::sync::Mutex::default(),
             copying: tokio::sync::Mutex::default(),
             syncs: Default::default(),
@@ -96,13 +112,20 @@ impl Followers {
 
     // ---- the stream ----------------------------------------------------------------------------
 
-    /// Begins a stream behind a record.
-    pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, now_ms: u64) {
-        let backlog = Backlog::new(0, lsn);
-        *lock(&self.stream) =
-            Some(OutStream { id: text_of(id), backlog, alone_since_ms: now_ms.max(1) });
+    /// Begins a stream behind a record. `followed`: the end of the stream that it continues.
+    pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, followed: Option<FollowedEnd>, now_ms: u64) {
+        let (mut end, mut bytes) = (0, Vec::new());
+        let former = followed.map(|followed| {
+            (end, bytes) = (followed.stream.offset, followed.bytes);
+            end += select_first(followed.db, &mut bytes);
+            followed.stream
+        });
+        let backlog = Backlog::with_bytes(end, lsn, bytes.into());
+        let (id, alone_since_ms) = (text_of(id), now_ms.max(1));
+        *lock(&self.stream) = Some(OutStream { id, backlog, former, alone_since_ms });
+        self.grown.send_replace(end);
         // Words are taken from now on, and there is a stream that takes them.
-        self.feed.start(FeedMark { lsn, offset: 0 });
+        self.feed.start(FeedMark { lsn, offset: end });
     }
 
     /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
@@ -133,7 +156,8 @@ impl Followers {
         self.feed.set_mark(FeedMark { lsn: backlog.lsn(), offset: backlog.end() });
         self.grown.send_replace(backlog.end());
         let id = text_of(&tail.id);
-        *lock(&self.stream) = Some(OutStream { id, backlog, alone_since_ms: now_ms.max(1) });
+        let (former, alone_since_ms) = (None, now_ms.max(1));
+        *lock(&self.stream) = Some(OutStream { id, backlog, former, alone_since_ms });
         true
     }
 
@@ -147,7 +171,7 @@ impl Followers {
     /// Takes the words of all durable records into the stream. `kept`: bytes that stay in memory.
     pub fn take_durable(&self, durable: Lsn, kept: u64) {
         let taken = self.feed.take(durable);
-        let (mut bytes, mut records) = (Vec::new(), Vec::with_capacity(taken.len()));
+        let (mut blocks, mut bytes, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for (lsn, words) in taken {
             let from = bytes.len();
             if render(&words, &mut bytes).is_none() {
@@ -158,13 +182,19 @@ impl Followers {
                 return self.end();
             }
             records.push((lsn, bytes.len() - from));
+            if bytes.len() >= BLOCK {
+                blocks.push((take(&mut records), Bytes::from(take(&mut bytes))));
+            }
         }
+        blocks.push((records, bytes.into()));
         let mut stream = lock(&self.stream);
         let Some(stream) = stream.as_mut() else { return };
         // Needs change under the same lock.
         let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
-        if !records.is_empty() {
-            stream.backlog.push(&records, Bytes::from(bytes));
+        if blocks.iter().any(|(records, _)| !records.is_empty()) {
+            for (records, bytes) in blocks {
+                stream.backlog.push(&records, bytes);
+            }
             let mark = FeedMark { lsn: stream.backlog.lsn(), offset: stream.backlog.end() };
             self.feed.set_mark(mark);
             self.grown.send_replace(mark.offset);
@@ -213,23 +243,30 @@ impl Followers {
     /// Returns the figures of the stream, if there is one.
     pub fn figures(&self) -> Option<StreamFigures> {
         let stream = lock(&self.stream);
-        let OutStream { id, backlog, .. } = stream.as_ref()?;
+        let OutStream { id, backlog, former, .. } = stream.as_ref()?;
         let (first, end, memory) = (backlog.first(), backlog.end(), backlog.memory());
-        Some(StreamFigures { id: id.clone(), first, end, memory })
+        Some(StreamFigures { id: id.clone(), first, end, memory, former: former.clone() })
     }
 
-    /// Returns true if a replica with these bytes of a stream can go on: then the bytes behind them
-    /// stay in memory for it.
-    pub fn can_continue(&self, id: &[u8], offset: u64, follower: &Follower) -> bool {
+    /// Returns the bytes of the stream that are in memory, and the offset of the first.
+    pub fn held(&self) -> Option<(u64, Vec<u8>)> {
         let stream = lock(&self.stream);
-        let can = stream.as_ref().is_some_and(|stream| {
-            let OutStream { id: own, backlog, .. } = stream;
-            own.as_bytes() == id && (backlog.first()..=backlog.end()).contains(&offset)
-        });
-        if can {
-            follower.set_needs(offset);
+        let backlog = &stream.as_ref()?.backlog;
+        Some((backlog.first(), backlog.bytes()))
+    }
+
+    /// Returns the id of the stream with which a replica can go on that has so many bytes of a stream:
+    /// then the bytes behind them stay in memory for it.
+    pub fn continued(&self, id: &[u8], offset: u64, follower: &Follower) -> Option<String> {
+        let stream = lock(&self.stream);
+        let OutStream { id: own, backlog, former, .. } = stream.as_ref()?;
+        let is_former = |former: &FormerStream| *former.id == *id && offset <= former.offset;
+        let is_known = own.as_bytes() == id || former.as_ref().is_some_and(is_former);
+        if !is_known || !(backlog.first()..=backlog.end()).contains(&offset) {
+            return None;
         }
-        can
+        follower.set_needs(offset);
+        Some(own.clone())
     }
 
     /// Makes the bytes behind the present end of the stream stay in memory for a replica.
@@ -316,10 +353,10 @@ mod tests {
         assert_eq!((figures.first, figures.end), (1000 - 2 * len, 1000 + len));
         assert_eq!(figures.id, "ab".repeat(ID_BYTES));
         let follower = Follower::new(1, FollowerFacts::default(), 0);
-        assert!(followers.can_continue(figures.id.as_bytes(), 1000, &follower));
+        let goes_on = |id: &[u8], offset| followers.continued(id, offset, &follower).is_some();
+        assert!(goes_on(figures.id.as_bytes(), 1000));
         assert_eq!(follower.needs(), 1000);
-        assert!(!followers.can_continue(figures.id.as_bytes(), 1001 + len, &follower));
-        assert!(!followers.can_continue(b"other", 1000, &follower));
+        assert!(!goes_on(figures.id.as_bytes(), 1001 + len) && !goes_on(b"other", 1000));
         assert_eq!(followers.read(&figures.id, 1000).unwrap(), one);
         assert!(followers.read("another", 1000).is_none());
         let behind = |lsn| followers.position_behind(lsn);
@@ -331,10 +368,31 @@ mod tests {
     }
 
     #[test]
+    fn replicas_of_a_former_primary_go_on_up_to_where_this_server_followed_it() {
+        let followers = Followers::new(Arc::default());
+        let stream = FormerStream { id: b"former"[..].into(), offset: 500 };
+        let followed = FollowedEnd { stream, db: 2, bytes: b"0123456789".to_vec() };
+        followers.begin(&[1; ID_BYTES], 7, Some(followed), 10);
+        let own = "01".repeat(ID_BYTES);
+        let follower = Follower::new(1, FollowerFacts::default(), 0);
+        let goes_on = |id: &[u8], offset| followers.continued(id, offset, &follower);
+        for (offset, can) in [(489, false), (490, true), (500, true), (501, false)] {
+            assert_eq!(goes_on(b"former", offset), can.then(|| own.clone()), "{offset}");
+        }
+        assert!(goes_on(b"another", 495).is_none());
+        // It leaves the database that the former stream had selected.
+        let select = b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n";
+        let figures = followers.figures().unwrap();
+        assert_eq!((figures.first, figures.end), (490, 500 + select.len() as u64));
+        assert_eq!(followers.read(&own, 495).unwrap(), [&b"56789"[..], select].concat());
+        assert_eq!(followers.position_behind(7), RecordPosition::At(own, figures.end));
+    }
+
+    #[test]
     fn a_stream_is_alone_since_the_last_replica_has_gone() {
         let followers = Followers::new(Arc::default());
         assert_eq!(followers.alone_ms(1), None);
-        followers.begin(&[1; ID_BYTES], 1, 10);
+        followers.begin(&[1; ID_BYTES], 1, None, 10);
         assert_eq!(followers.alone_ms(15), Some(5));
         followers.join(Arc::new(Follower::new(1, FollowerFacts::default(), 0)));
         assert_eq!(followers.alone_ms(20), None);

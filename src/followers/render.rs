@@ -33,6 +33,13 @@ pub fn render(words: &[u8], out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
+/// Appends the command that selects database 0, if another one is selected. Returns its length.
+pub(super) fn select_first(mut selected: u32, out: &mut Vec<u8>) -> u64 {
+    let before = out.len();
+    select(out, &mut selected, 0);
+    (out.len() - before) as u64
+}
+
 fn write(out: &mut Vec<u8>, words: &[&[u8]]) {
     write_request(out, words.iter().copied());
 }

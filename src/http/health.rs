@@ -3,6 +3,7 @@
 use super::answer::typed;
 use super::{LoadedServer, Site};
 use crate::config::Settings;
+use crate::followers::FailoverStep;
 use crate::node::{Node, limits};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -58,7 +59,10 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
         let why = node.health.stalls.why(shard).unwrap_or_default();
         reasons.push(format!("shard {shard} cannot store rows: {why}"));
     }
-    if let Some(pause) = node.pauses.now() {
+    if node.followers.failover.step() != FailoverStep::None {
+        reasons.push("writes wait for a failover".to_owned());
+    }
+    if let Some(pause) = node.pauses.of_clients() {
         let until = pause.until_ms.saturating_sub(node.clock.now_ms());
         reasons.push(format!("clients are paused for {until} ms more"));
     }

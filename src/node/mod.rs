@@ -367,6 +367,12 @@ impl Node {
         LATENCY.set_threshold(self.config.settings().latency_monitor_threshold_ms);
     }
 
+    /// Counts the replicas that `min-replicas-to-write` means.
+    pub fn count_good_replicas(&self) {
+        let max_lag_s = u64::from(self.config.settings().min_replicas_max_lag);
+        self.health.set_good_replicas(self.followers.good(max_lag_s, self.clock.now_ms()));
+    }
+
     /// Applies `appendfsync` to the journal.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(self.appendfsync()));

@@ -6,6 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
+/// Time in ms after which a command that waits looks at the pause again.
+const LOOK_MS: u64 = 60_000;
+
 /// A pause of commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientPause {
@@ -21,6 +24,8 @@ pub struct Pauses {
     /// True if `pause` may be in force, so that one load usually shows that there is none.
     paused: AtomicBool,
     pause: Mutex<ClientPause>,
+    /// True while writes wait for a failover.
+    holds_writes: AtomicBool,
     unpaused: Notify,
     /// Number of transactions whose commands on the server run: a pause may be among them.
     transactions: AtomicUsize,
@@ -42,6 +47,7 @@ impl Pauses {
             clock,
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
+            holds_writes: AtomicBool::new(false),
             unpaused: Notify::new(),
             transactions: AtomicUsize::new(0),
         }
@@ -60,6 +66,22 @@ impl Pauses {
 
     /// Returns the pause that is in force, if any.
     pub fn now(&self) -> Option<ClientPause> {
+        let of_clients = self.of_clients();
+        if !self.holds_writes.load(Ordering::Relaxed) {
+            return of_clients;
+        }
+        let writes_only = of_clients.is_none_or(|pause| pause.writes_only);
+        Some(ClientPause { until_ms: i64::MAX.cast_unsigned(), writes_only })
+    }
+
+    /// Makes commands that may write wait, or go on: for a failover, beside the pause of clients.
+    pub fn hold_writes(&self, held: bool) {
+        self.holds_writes.store(held, Ordering::SeqCst);
+        self.unpaused.notify_waiters();
+    }
+
+    /// Returns the pause that a client has asked for and is in force, if any.
+    pub fn of_clients(&self) -> Option<ClientPause> {
         if !self.paused.load(Ordering::Relaxed) {
             return None;
         }
@@ -80,7 +102,7 @@ impl Pauses {
             if pause.writes_only && !may_write {
                 return;
             }
-            let left = pause.until_ms.saturating_sub(self.clock.now_ms()).max(1);
+            let left = pause.until_ms.saturating_sub(self.clock.now_ms()).clamp(1, LOOK_MS);
             let changed = self.unpaused.notified();
             let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
         }

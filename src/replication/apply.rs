@@ -1,10 +1,13 @@
 //! Runs the primary's commands on this server.
 
 use super::stream::Batch;
+use super::{failover, primary};
 use crate::clients::Client;
 use crate::command::{Command, Request, registry};
+use crate::followers::FailoverStep;
 use crate::node::Node;
-use crate::routing::{self, Call, CallStop};
+use crate::replica::{FollowedEnd, Primary};
+use crate::routing::{self, Call, CallStop, at_rest};
 use crate::session::Session;
 use crate::transaction::{CommandsOrigin, Transaction, runs_in_unit};
 use crate::transport::PeerAddr;
@@ -78,16 +81,20 @@ impl Applier {
     /// Returns the reason if it could not be stored: nothing of it is applied, except commands that
     /// are no part of a unit.
     pub(super) async fn apply(&self, epoch: u64, batch: Batch) -> Result<(), String> {
-        let Batch { commands, reached } = batch;
+        let Batch { commands, reached, bytes } = batch;
         self.on_coordinator(Some(epoch), |worker| async move {
             // They may be applied again after a crash, but they are never left out.
             let has_others = run_others(&worker, &commands, Errors::Logged).await?;
             let origin = CommandsOrigin::Stream(reached.clone());
+            let end = reached.offset;
             if !run_unit(&worker, &commands, &origin).await? && has_others {
-                return store_position(&worker, reached).await;
+                store_position(&worker, reached).await?;
+            } else {
+                // If nothing was changed, nothing was stored either.
+                worker.node.health.replica.reached(reached);
             }
-            // If nothing was changed, nothing was stored either.
-            worker.node.health.replica.reached(reached);
+            let kept = worker.settings().repl_backlog_size;
+            worker.node.health.replica.keep_applied(end - bytes.len() as u64, &bytes, kept);
             Ok(())
         })
         .await
@@ -132,6 +139,60 @@ impl Applier {
         .await
     }
 
+    /// Becomes a primary: the position is void, and the stream for other replicas of the same primary
+    /// begins where that primary's ended here. Returns the end of the former stream.
+    pub(super) async fn succeed(&self) -> Result<Option<FollowedEnd>, String> {
+        self.on_coordinator(None, |worker| async move {
+            let replica = &worker.node.health.replica;
+            let end = replica.followed_end();
+            let serial = replica.link().position.serial + 1;
+            store_position(&worker, SourcePosition { serial, ..Default::default() }).await?;
+            if let Some(end) = end.clone() {
+                primary::succeed(&worker, end).await;
+            }
+            Ok(end)
+        })
+        .await
+    }
+
+    /// Ends a failover that cannot go on.
+    pub(super) async fn give_up_failover(&self, number: u64, reason: &str) {
+        // This server becomes a primary again, which ends the link that calls.
+        let (node, peers, reason) = (self.node.clone(), self.peers.clone(), reason.to_owned());
+        let ending = async move { failover::give_up(&node, &peers, number, &reason).await };
+        let _ = self.node.background.spawn(ending).await;
+    }
+
+    /// Waits until no command is in the middle.
+    pub(super) async fn rest(&self) -> Result<(), String> {
+        self.on_coordinator(None, |worker| async move {
+            at_rest(&worker, async {}).await.map_err(|error| error.text)
+        })
+        .await
+    }
+
+    /// Makes this server the replica of one of its own in a failover, from the end of its own stream on. `applied`:
+    /// nothing happens if the stream has gone on since there, and `None` is returned. Otherwise returns
+    /// the number of the choice.
+    pub(super) async fn demote(
+        &self,
+        failover: u64,
+        primary: Primary,
+        applied: Option<u64>,
+    ) -> Result<Option<u64>, String> {
+        let peers = self.peers.clone();
+        self.on_coordinator(None, move |worker| async move {
+            let resting = worker.clone();
+            let job = async move { demote_now(&resting, failover, primary, applied).await };
+            let demoted = at_rest(&worker, job).await.map_err(|error| error.text)??;
+            if demoted.is_some() {
+                primary::end_stream(&worker.node, &peers).await;
+            }
+            Ok(demoted)
+        })
+        .await
+    }
+
     /// Stores a position by itself.
     pub(super) async fn put_position(
         &self,
@@ -165,6 +226,44 @@ impl Applier {
         }
         Ok(())
     }
+}
+
+/// Becomes a replica while no command runs, unless the stream has gone on.
+async fn demote_now(
+    worker: &Worker,
+    failover: u64,
+    primary: Primary,
+    applied: Option<u64>,
+) -> Result<Option<u64>, String> {
+    let node = &worker.node;
+    let end = primary::end_of_stream(node).await;
+    match (&end, applied) {
+        (Some((_, end)), Some(applied)) if *end == applied => {}
+        (_, None) => {}
+        _ => return Ok(None),
+    }
+    let (waits, takes_over) = (FailoverStep::WaitsForSync, FailoverStep::InProgress);
+    if !node.followers.failover.go(failover, waits, takes_over) {
+        return Err("it was aborted".to_owned());
+    }
+    // From here on writes are refused.
+    let replica = &node.health.replica;
+    let epoch = replica.follow(primary);
+    let Some((id, offset)) = end else { return Ok(Some(epoch)) };
+    let serial = replica.link().position.serial + 1;
+    let id = id.into_bytes().into();
+    let position = SourcePosition { serial, offset, id, ..Default::default() };
+    let stored = worker.partition.borrow_mut().put_source(node.clock.now_ms(), &position);
+    if let Err(error) = stored {
+        // The whole data set comes instead.
+        tracing::warn!(reason = refusal(&error).text, "the position of this server is not stored");
+        return Ok(Some(epoch));
+    }
+    replica.reached(position);
+    if let Some((first, bytes)) = node.followers.held() {
+        replica.keep_applied(first, &bytes, worker.settings().repl_backlog_size);
+    }
+    Ok(Some(epoch))
 }
 
 async fn store_position(worker: &Worker, position: SourcePosition) -> Result<(), String> {

@@ -3,8 +3,9 @@
 use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
 use super::wire::{PrimaryWire, READ};
-use super::{load, receive};
+use super::{failover, load, receive};
 use crate::config::Settings;
+use crate::followers::FailoverStep;
 use crate::replica::{LinkState, Primary, Replica};
 use flagstone_storage::encoding::{SourceExtent, SourcePosition};
 use std::convert::Infallible;
@@ -107,11 +108,21 @@ impl PrimaryLink {
         // A batch of a former link may be at work still.
         let stored = self.applier.position(self.epoch).await?;
         let from = (stored.offset + 1).to_string();
-        let asked: [&[u8]; 3] = match stored.id.is_empty() {
-            true => [b"PSYNC", b"?", b"-1"],
-            false => [b"PSYNC", &stored.id, from.as_bytes()],
+        let mut asked: Vec<&[u8]> = match stored.id.is_empty() {
+            true => vec![b"PSYNC", b"?", b"-1"],
+            false => vec![b"PSYNC", &stored.id, from.as_bytes()],
         };
+        let failover = &self.applier.node.followers.failover;
+        let number = failover.number();
+        let takes_over = failover.is_at(number, FailoverStep::InProgress);
+        if takes_over {
+            // The target of the failover becomes the primary.
+            asked.push(b"FAILOVER");
+        }
         let reply = wire.ask(&asked).await?;
+        if takes_over {
+            self.judge_failover(number, &reply).await?;
+        }
         let mut words = reply.split_ascii_whitespace();
         match (words.next(), words.next(), words.next()) {
             (Some("+CONTINUE"), id, None) if !stored.id.is_empty() => {
@@ -128,6 +139,17 @@ impl PrimaryLink {
             }
             _ => Err(format!("it answers PSYNC with {reply:?}")),
         }
+    }
+
+    /// Ends the failover by the target's reply.
+    async fn judge_failover(&self, number: u64, reply: &str) -> Result<(), String> {
+        if reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC") {
+            failover::succeeded(&self.applier.node, number);
+            return Ok(());
+        }
+        let reason = format!("the target of the failover answers PSYNC with {reply:?}");
+        self.applier.give_up_failover(number, &reason).await;
+        Err(reason)
     }
 
     /// Stores the new id of the stream: the primary is another one since the last contact.

@@ -13,6 +13,7 @@
 //! serves anybody. See RFC 13.
 
 mod apply;
+mod failover;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod link;
@@ -21,6 +22,8 @@ pub(crate) mod primary;
 mod receive;
 mod stream;
 mod wire;
+
+pub use failover::{abort as abort_failover, begin as begin_failover, is_at};
 
 use crate::clients::Cancel;
 use crate::node::Node;
@@ -42,7 +45,12 @@ pub fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
             client.unblock(Cancel::Demoted);
         }
     }
-    node.background.spawn(link::run(Applier::new(node, peers), primary, epoch));
+    start_link(Applier::new(node, peers), primary, epoch);
+}
+
+/// Starts the link of a choice of a primary.
+fn start_link(applier: Applier, primary: Primary, epoch: u64) {
+    applier.node.background.clone().spawn(link::run(applier, primary, epoch));
 }
 
 /// Becomes a primary.
@@ -51,23 +59,21 @@ pub fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
 /// Returns the reason if that cannot be stored: the server then follows its primary as before.
 pub async fn promote(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     let replica = &node.health.replica;
-    let (primary, former) = {
-        let link = replica.link();
-        (link.primary.clone(), link.position.clone())
-    };
-    let Some(primary) = primary else { return Ok(()) };
+    let Some(primary) = replica.link().primary.clone() else { return Ok(()) };
     let applier = Applier::new(node, peers);
     replica.part();
     // The batch that is under way is the last one. The position is void before others may write.
     let parted = match applier.clear_part(None).await {
-        Ok(()) => applier.forget_position(None, SourceExtent::Whole).await,
+        Ok(()) => applier.succeed().await,
         Err(reason) => Err(reason),
     };
-    if let Err(reason) = parted {
-        follow(node, peers, primary);
-        return Err(format!("ERR this server cannot become a primary: {reason}"));
+    match parted {
+        Ok(end) => replica.promote(end.map(|end| end.stream)),
+        Err(reason) => {
+            follow(node, peers, primary);
+            return Err(format!("ERR this server cannot become a primary: {reason}"));
+        }
     }
-    replica.promote(former);
     tracing::info!("this server is a primary from now on");
     Ok(())
 }

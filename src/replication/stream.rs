@@ -28,6 +28,8 @@ pub(super) struct StreamLimits {
     pub(super) max_bulk: usize,
     /// Maximum size of a transaction in memory.
     pub(super) transaction: usize,
+    /// Bytes of the stream that are kept for replicas.
+    pub(super) kept: usize,
 }
 
 impl StreamLimits {
@@ -37,6 +39,7 @@ impl StreamLimits {
             databases: settings.databases,
             max_bulk: settings.data.proto_max_bulk_len,
             transaction: usize::try_from(part).unwrap_or(usize::MAX).min(MAX_TRANSACTION_BYTES),
+            kept: settings.repl_backlog_size,
         }
     }
 }
@@ -49,6 +52,8 @@ const MAX_UNKNOWN: usize = 64;
 pub(super) struct Batch {
     pub(super) commands: Vec<StreamCommand>,
     pub(super) reached: SourcePosition,
+    /// The bytes of the stream up to there, or the last of them.
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Commands, and their memory.
@@ -87,6 +92,9 @@ pub(super) struct StreamSplitter {
     transaction: Option<Gathered>,
     /// Bytes of the stream up to the end of the last batch.
     batched: u64,
+    /// The last bytes of the stream up to `parsed`, and the number of them that the next batch may have.
+    bytes: Vec<u8>,
+    kept: usize,
     /// True if the gathered commands are a batch by themselves.
     ends: bool,
     /// True if the primary has asked for the position.
@@ -105,6 +113,8 @@ impl StreamSplitter {
             databases: limits.databases,
             max_transaction: limits.transaction,
             batched: position.offset,
+            bytes: Vec::new(),
+            kept: limits.kept,
             gathered_to: position.clone(),
             parsed: position,
             gathered: Gathered::default(),
@@ -139,6 +149,7 @@ impl StreamSplitter {
                 }
             };
             self.parsed.offset += consumed as u64;
+            self.keep(&buf[..consumed]);
             buf.advance(consumed);
             if self.transaction.is_none() {
                 (self.gathered_to.offset, self.gathered_to.db) =
@@ -146,6 +157,14 @@ impl StreamSplitter {
             }
         }
         Ok(())
+    }
+
+    /// Keeps a copy of bytes that were parsed. Those of an open transaction have no batch yet.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(&bytes[bytes.len().saturating_sub(self.kept)..]);
+        if self.bytes.len() > 2 * self.kept {
+            self.bytes.drain(..self.bytes.len() - self.kept);
+        }
     }
 
     fn is_full(&self) -> bool {
@@ -235,7 +254,10 @@ impl StreamSplitter {
         let serial = self.parsed.serial + 1;
         self.parsed.serial = serial;
         self.gathered_to.serial = serial;
-        Some(Batch { commands, reached: self.gathered_to.clone() })
+        let ahead = (self.parsed.offset - self.gathered_to.offset) as usize;
+        let rest = self.bytes.split_off(self.bytes.len().saturating_sub(ahead));
+        let bytes = std::mem::replace(&mut self.bytes, rest);
+        Some(Batch { commands, reached: self.gathered_to.clone(), bytes })
     }
 
     /// Returns true if a transaction exceeds the memory for it: the stream cannot be followed from
@@ -255,7 +277,7 @@ mod tests {
     use super::*;
 
     const LIMITS: StreamLimits =
-        StreamLimits { databases: 16, max_bulk: 1 << 20, transaction: 1 << 16 };
+        StreamLimits { databases: 16, max_bulk: 1 << 20, transaction: 1 << 16, kept: 64 };
 
     fn splitter() -> StreamSplitter {
         let id = b"i".repeat(40).into();
@@ -313,6 +335,21 @@ mod tests {
         }
         splitter.take(&mut all.clone()).unwrap();
         assert_eq!(shown(&splitter.batch().unwrap()), "0:SET a 1, 0:INCR b");
+    }
+
+    #[test]
+    fn a_batch_has_its_bytes_up_to_a_size() {
+        let mut splitter = splitter();
+        let all = input(&["SET a 1", "PING", "MULTI", "INCR b", "INCR c", "EXEC"]);
+        let behind = input(&["SET a 1", "PING"]).len();
+        let mut buf = BytesMut::from(&all[..all.len() - 3]);
+        splitter.take(&mut buf).unwrap();
+        let batch = splitter.batch().unwrap();
+        assert_eq!((&batch.bytes[..], batch.reached.offset), (&all[..behind], 100 + behind as u64));
+        buf.extend_from_slice(&all[all.len() - 3..]);
+        splitter.take(&mut buf).unwrap();
+        let batch = splitter.batch().unwrap();
+        assert!(batch.bytes.len() >= 64 && all.ends_with(&batch.bytes));
     }
 
     #[test]

@@ -33,6 +33,9 @@ const FORM: u8 = 1;
 /// Maximum number of bytes of words behind the last mark that a start reads: a longer stream ends.
 const UNMARKED: usize = 256 << 20;
 
+/// Bytes of words that wait to be durable, from which on a sync is asked for.
+const UNTAKEN: usize = 8 << 20;
+
 /// Length of the part's content before the words.
 const HEAD: usize = 1 + 4 + ID_BYTES + 8 + 8;
 
@@ -52,6 +55,8 @@ struct FeedState {
     mark: FeedMark,
     /// Words of records that were not taken, by lsn.
     appended: BTreeMap<Lsn, Bytes>,
+    /// Bytes of them.
+    waiting: usize,
     /// The record whose words are taken next; 0: those appended so far belong to no stream.
     next: Lsn,
 }
@@ -132,6 +137,7 @@ impl Feed {
             let next = state.next;
             // The thread that has appended it is about to bring its words.
             let Some(words) = state.appended.remove(&next) else { break };
+            state.waiting = state.waiting.saturating_sub(words.len());
             taken.push((next, words));
             state.next += 1;
         }
@@ -184,6 +190,11 @@ impl Feed {
         let mut state = self.state();
         if self.is_on() && (state.next == 0 || lsn >= state.next) {
             state.appended.insert(lsn, Bytes::copy_from_slice(&sealed.words));
+            state.waiting += sealed.words.len();
+            if state.waiting > UNTAKEN {
+                drop(state);
+                journal.request_sync(lsn);
+            }
         }
         Ok(lsn)
     }

@@ -311,7 +311,8 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         return Err("ERR timeout is out of range".into());
     }
     // A pause that is in force is neither shortened nor loosened.
-    let held = cx.node.pauses.now().unwrap_or(ClientPause { until_ms: 0, writes_only: true });
+    let held =
+        cx.node.pauses.of_clients().unwrap_or(ClientPause { until_ms: 0, writes_only: true });
     cx.node.pauses.set(ClientPause {
         until_ms: until_ms.max(held.until_ms),
         writes_only: writes_only && held.writes_only,

@@ -120,7 +120,7 @@ async fn wait_acknowledged(
     node.journal.request_sync(lsn);
     if node.followers.feed.is_on() {
         // At the shutdown nobody is asked.
-        let _ = primary::say_to_all(peers, &[b"REPLCONF", b"GETACK", b"*"]).await;
+        let _ = primary::ask_for_acknowledgements(peers).await;
     }
     loop {
         let told = node.followers.acknowledged.notified();

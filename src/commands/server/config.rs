@@ -61,6 +61,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             node.apply_appendfsync();
         }
         node.apply_latency_threshold();
+        node.count_good_replicas();
         if limits {
             CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
             node.clients.look_again();

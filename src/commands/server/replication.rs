@@ -2,13 +2,14 @@
 //! stream.
 
 use crate::commands::{Handler, Spec};
-use crate::followers::{FollowerState, SyncWish};
+use crate::followers::{FailoverStep, FailoverWish, FollowerState, SyncWish};
 use crate::replica::{LinkState, Primary};
 use crate::replication;
-use crate::routing::{Call, CallOutcome, Waiting};
+use crate::routing::{Call, CallOutcome, CallStop, Waiting};
 use flagstone_commands::{Group, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
+use std::time::Duration;
 
 /// Maximum length of the address that a replica may announce, in bytes.
 const MAX_HOST: usize = 255;
@@ -62,6 +63,9 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if cx.worker.settings().cluster_enabled {
             return Err("ERR REPLICAOF not allowed in cluster mode.".into());
         }
+        if node.followers.failover.step() != FailoverStep::None {
+            return Err("ERR REPLICAOF not allowed while failing over.".into());
+        }
         if is_word(host, "no") && is_word(port, "one") {
             replication::promote(node, peers).await?;
             node.config.assign("replicaof", "");
@@ -87,26 +91,93 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Error of FAILOVER.
-const NO_FAILOVER: &str =
-    "ERR FAILOVER is not supported: use Sentinel, or REPLICAOF on both servers";
+/// Returns the wish that the arguments of FAILOVER are.
+fn failover_wish(args: Args<'_>) -> Result<FailoverWish, CallStop> {
+    let mut wish = FailoverWish::default();
+    let mut at = 1;
+    while let Some(word) = args.get(at) {
+        let (one, two) = (args.get(at + 1), args.get(at + 2));
+        match (one, two) {
+            (Some(ms), _) if is_word(word, "timeout") && wish.timeout.is_none() => {
+                let ms = parse_i64(ms).ok_or(error::NOT_INTEGER)?;
+                let ms = u64::try_from(ms).ok().filter(|ms| *ms > 0);
+                let ms = ms.ok_or("ERR FAILOVER timeout must be greater than 0")?;
+                wish.timeout = Some(Duration::from_millis(ms));
+                at += 2;
+            }
+            (Some(host), Some(port)) if is_word(word, "to") && wish.target.is_none() => {
+                let port = parse_i64(port).ok_or(error::NOT_INTEGER)?;
+                // No replica has a port that does not fit.
+                let port = u16::try_from(port).unwrap_or_default();
+                wish.target = Some((String::from_utf8_lossy(host).into_owned(), port));
+                at += 3;
+            }
+            _ if is_word(word, "force") && !wish.is_forced => {
+                wish.is_forced = true;
+                at += 1;
+            }
+            _ => return Err(error::SYNTAX.into()),
+        }
+    }
+    Ok(wish)
+}
 
 /// `FAILOVER [TO host port [FORCE]] [ABORT] [TIMEOUT milliseconds]`
-fn failover(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    if args.len() == 2 && is_word(arg(args, 1)?, "abort") {
-        return Err("ERR No failover in progress.".into());
-    }
-    if cx.node.health.replica.is_following() {
-        return Err("ERR FAILOVER is not valid when server is a replica.".into());
-    }
-    match cx.node.followers.all().is_empty() {
-        true => Err("ERR FAILOVER requires connected replicas.".into()),
-        false => Err(NO_FAILOVER.into()),
-    }
+fn failover<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let (node, peers) = (cx.node, &cx.worker.peers);
+        if cx.worker.settings().cluster_enabled {
+            return Err("ERR FAILOVER not allowed in cluster mode. \
+                 Use CLUSTER FAILOVER command instead."
+                .into());
+        }
+        if args.len() == 2 && is_word(arg(args, 1)?, "abort") {
+            if !replication::abort_failover(node, peers).await {
+                return Err("ERR No failover in progress.".into());
+            }
+            cx.out.ok();
+            return Ok(());
+        }
+        let wish = failover_wish(args)?;
+        let all = node.followers.all();
+        if node.followers.failover.step() != FailoverStep::None {
+            return Err("ERR FAILOVER already in progress.".into());
+        }
+        if node.health.replica.is_following() {
+            return Err("ERR FAILOVER is not valid when server is a replica.".into());
+        }
+        if all.is_empty() {
+            return Err("ERR FAILOVER requires connected replicas.".into());
+        }
+        if wish.is_forced && (wish.timeout.is_none() || wish.target.is_none()) {
+            return Err("ERR FAILOVER with force option requires both a timeout \
+                 and target HOST and IP."
+                .into());
+        }
+        if let Some(target) = &wish.target {
+            let found = all.iter().find(|follower| replication::is_at(follower, target));
+            let found = found.ok_or("ERR FAILOVER target HOST and PORT is not a replica.")?;
+            if found.state() != FollowerState::Online {
+                return Err("ERR FAILOVER target replica is not online.".into());
+            }
+        }
+        if !replication::begin_failover(node, peers, wish) {
+            return Err("ERR FAILOVER already in progress.".into());
+        }
+        cx.out.ok();
+        Ok(())
+    })
 }
 
 /// Makes the connection that of a replica, once the replies before are written.
 fn begin_sync(cx: &mut Call<'_>, wish: SyncWish) -> CallOutcome {
+    if cx.session.monitoring.is_some() {
+        // As in the reference, there is no reply.
+        return Ok(());
+    }
+    if cx.node.followers.failover.step() != FailoverStep::None {
+        return Err("NOMASTERLINK Can't SYNC while failing over".into());
+    }
     let replica = &cx.node.health.replica;
     if replica.is_following() && !replica.is_up() {
         return Err("NOMASTERLINK Can't SYNC while not connected with my master".into());
@@ -115,11 +186,29 @@ fn begin_sync(cx: &mut Call<'_>, wish: SyncWish) -> CallOutcome {
     Ok(())
 }
 
-/// `PSYNC id offset`
+/// Becomes the primary, as the present one asks for that.
+async fn take_over(cx: &Call<'_>, id: &[u8]) -> CallOutcome {
+    let replica = &cx.node.health.replica;
+    if !replica.is_following() {
+        return Err("ERR PSYNC FAILOVER can't be sent to a master.".into());
+    }
+    if !replica.link().position.id.eq_ignore_ascii_case(id) {
+        return Err("ERR PSYNC FAILOVER replid must match my replid.".into());
+    }
+    tracing::info!("the primary asks this server to take over");
+    replication::promote(cx.node, &cx.worker.peers).await?;
+    cx.node.config.assign("replicaof", "");
+    Ok(())
+}
+
+/// `PSYNC id offset [FAILOVER]`
 fn psync<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let offset = parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
         let id = arg(args, 1)?;
+        if args.get(3).is_some_and(|word| is_word(word, "failover")) {
+            take_over(cx, id).await?;
+        }
         // The offset is that of the next byte, from 1 on.
         let applied = offset.checked_sub(1).and_then(|applied| u64::try_from(applied).ok());
         let applied = applied.filter(|_| id != b"?");
@@ -218,10 +307,10 @@ pub const REPLICATION_COMMANDS: &[Spec] = &[
     Spec {
         name: "failover",
         since: "6.2.0",
-        summary: "Fails: an exchange of the roles is not supported.",
+        summary: "Exchanges the roles of this server and a replica, once the replica has all data.",
         arity: -1,
         flags: flag!(ADMIN | NOSCRIPT | STALE),
-        run: Handler::Session(failover),
+        run: Handler::Wait(failover),
         ..FOLLOWS
     },
     Spec {

@@ -1,12 +1,23 @@
 //! Begin and end of the stream for replicas.
 
 use crate::command::RoundError;
+use crate::followers::RecordPosition;
 use crate::node::Node;
+use crate::replica::FollowedEnd;
 use crate::routing::at_rest;
 use crate::worker::{Peers, Worker};
+use flagstone_storage::commit::Sealed;
 use flagstone_storage::feed::{FeedTail, ID_BYTES};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// Maximum time in which the words of the last record come into the stream, while no command runs.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Interval at which that is checked: a record without words changes no offset.
+const POLL: Duration = Duration::from_millis(10);
 
 /// Begins the stream, unless there is one.
 ///
@@ -18,6 +29,14 @@ pub(super) async fn begin_stream(worker: &Rc<Worker>) -> Result<(), RoundError> 
     if node.followers.figures().is_some() {
         return Ok(());
     }
+    begin_at_rest(worker, None).await
+}
+
+/// Begins the stream. `followed`: the end of the stream that it continues.
+async fn begin_at_rest(
+    worker: &Rc<Worker>,
+    followed: Option<FollowedEnd>,
+) -> Result<(), RoundError> {
     let (node, peers) = (worker.node.clone(), worker.peers.clone());
     let begun = at_rest(worker, async move {
         let followers = &node.followers;
@@ -28,12 +47,32 @@ pub(super) async fn begin_stream(worker: &Rc<Worker>) -> Result<(), RoundError> 
             return Err("ERR a worker is gone");
         }
         // No thread appends a record without its words any more.
-        followers.begin(&id, node.journal.end(), node.clock.now_ms());
+        let now_ms = node.clock.now_ms();
+        followers.begin(&id, node.journal.end(), followed, now_ms);
+        // A start finds the stream by its records, and nobody may write for long. If it cannot be
+        // appended, nothing else can.
+        let _ = followers.feed.append(&*node.journal, now_ms, &Sealed::default(), &[]);
         Ok(())
     });
     begun.await??;
     tracing::info!("the stream for replicas has begun");
     Ok(())
+}
+
+/// Begins the stream of a server that has followed another one, and still refuses writes: other
+/// replicas of the same primary go on with it. Replicas of its own keep the stream that they have.
+pub(crate) async fn succeed(worker: &Rc<Worker>, followed: FollowedEnd) {
+    let followers = &worker.node.followers;
+    let _turn = followers.turn.lock().await;
+    if followers.figures().is_some() && !followers.all().is_empty() {
+        return;
+    }
+    if let Err(error) = begin_at_rest(worker, Some(followed)).await {
+        tracing::warn!(
+            reason = error.text,
+            "replicas of the former primary will get the whole data set"
+        );
+    }
 }
 
 /// Makes the workers gather words, or stop that. All records that they have begun are appended.
@@ -45,7 +84,7 @@ async fn want_words(peers: &Peers, wanted: bool) -> Result<(), crate::worker::Wo
 }
 
 /// Ends the stream and disconnects the replicas, which cannot go on with another one.
-pub(super) async fn end_stream(node: &Node, peers: &Peers) {
+pub(crate) async fn end_stream(node: &Node, peers: &Peers) {
     let _turn = node.followers.turn.lock().await;
     if node.followers.figures().is_none() {
         return;
@@ -59,6 +98,28 @@ pub(super) async fn end_stream(node: &Node, peers: &Peers) {
     // A worker that has ended gathers none.
     let _ = want_words(peers, false).await;
     tracing::info!("the stream for replicas has ended");
+}
+
+/// Returns the id and the end of the stream, with everything that is in the journal; `None` if it
+/// does not get there in time.
+pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64)> {
+    let lsn = node.journal.end();
+    node.journal.request_sync(lsn);
+    let mut grown = node.followers.watch();
+    let reached = async {
+        loop {
+            match node.followers.position_behind(lsn) {
+                RecordPosition::At(id, offset) => return Some((id, offset)),
+                RecordPosition::Never => return None,
+                RecordPosition::Later => {}
+            }
+            tokio::select! {
+                _ = grown.changed() => {}
+                () = sleep(POLL) => {}
+            }
+        }
+    };
+    timeout(END_LIMIT, reached).await.ok().flatten()
 }
 
 /// Continues the stream of an earlier process, before any command runs.

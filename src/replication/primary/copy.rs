@@ -66,7 +66,7 @@ pub(super) async fn make(
     to: mpsc::Sender<DataPart>,
 ) {
     // One at a time: each takes disk and memory.
-    let _turn = node.followers.copying.lock().await;
+    let turn = node.followers.copying.lock().await;
     if to.is_closed() {
         return;
     }
@@ -79,6 +79,12 @@ pub(super) async fn make(
     if let Err(error) = remove_tree(&store).await {
         tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
     }
+    drop(turn);
+    // A slow replica lets others go on.
+    let made = match made {
+        Ok(file) => send_rest(file, &to).await,
+        Err(error) => Err(error),
+    };
     // A replica that has gone needs no data, and no line in the log.
     if let Err(error) = made
         && !to.is_closed()
@@ -89,6 +95,8 @@ pub(super) async fn make(
 
 /// Removes what a killed process has left.
 pub(crate) async fn clean(node: &Node) {
+    // A replica may ask for a data set already.
+    let _turn = node.followers.copying.lock().await;
     let store = node.checkpoints.source.store.join(COPYING);
     if let Err(error) = remove_tree(&store).await {
         tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
@@ -106,7 +114,7 @@ async fn make_in(
     store: &Place,
     with_length: bool,
     to: &mpsc::Sender<DataPart>,
-) -> Result<()> {
+) -> Result<Option<File>> {
     remove_tree(store).await?;
     let lsn = branch_at(node, store.clone()).await.map_err(|what| anyhow!(what))?;
     send(to, DataPart::At(lsn)).await?;
@@ -124,20 +132,9 @@ async fn make_in(
     let copied = match with_length {
         false => {
             let sink = DataSink::Replica(to);
-            write(node, &settings, &mut partition, &codes, sink).await
+            write(node, &settings, &mut partition, &codes, sink).await.map(|()| None)
         }
-        true => {
-            let path = copy_file(&settings);
-            let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
-            let sink = DataSink::File(file, to);
-            let written = write(node, &settings, &mut partition, &codes, sink).await;
-            let sent = match written {
-                Ok(()) => send_file(&path, to).await,
-                Err(error) => Err(error),
-            };
-            let _ = fs::remove_file(&path);
-            sent
-        }
+        true => write_file(node, &settings, &mut partition, &codes, to).await.map(Some),
     };
     drop(partition);
     for engine in engines {
@@ -145,7 +142,32 @@ async fn make_in(
         let _ = engine.close().await;
     }
     drop(locks);
-    copied?;
+    copied
+}
+
+/// Writes the data set to a file, which has no name any more.
+async fn write_file(
+    node: &Node,
+    settings: &Settings,
+    partition: &mut Partition,
+    codes: &[&[u8]],
+    to: &mpsc::Sender<DataPart>,
+) -> Result<File> {
+    let path = copy_file(settings);
+    let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
+    let sink = DataSink::File(file, to);
+    let written = write(node, settings, partition, codes, sink).await;
+    let opened = File::open(&path);
+    let _ = fs::remove_file(&path);
+    written?;
+    opened.with_context(|| format!("{}", path.display()))
+}
+
+/// Sends the file of the data set, if it is in one, and its end.
+async fn send_rest(file: Option<File>, to: &mpsc::Sender<DataPart>) -> Result<()> {
+    if let Some(file) = file {
+        send_file(file, to).await?;
+    }
     send(to, DataPart::End).await
 }
 
@@ -153,8 +175,7 @@ async fn send(to: &mpsc::Sender<DataPart>, part: DataPart) -> Result<()> {
     to.send(part).await.map_err(|_| anyhow!("the replica has gone"))
 }
 
-async fn send_file(path: &std::path::Path, to: &mpsc::Sender<DataPart>) -> Result<()> {
-    let mut file = File::open(path)?;
+async fn send_file(mut file: File, to: &mpsc::Sender<DataPart>) -> Result<()> {
     send(to, DataPart::Length(file.metadata()?.len())).await?;
     loop {
         let mut chunk = vec![0; CHUNK];

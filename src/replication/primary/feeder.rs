@@ -3,7 +3,7 @@
 
 use super::begin::end_stream;
 use crate::config::{AppendFsync, OutputBufferLimit, Settings};
-use crate::followers::{Follower, FollowerState};
+use crate::followers::{FailoverStep, Follower, FollowerState};
 use crate::node::Node;
 use crate::worker::{Peers, WorkerGone};
 use std::sync::Arc;
@@ -32,11 +32,16 @@ const JOURNAL_PART: u64 = 4;
 ///
 /// # Errors
 /// If the worker has ended.
-pub(crate) async fn say_to_all(
-    peers: &Peers,
-    words: &'static [&'static [u8]],
-) -> Result<(), WorkerGone> {
+async fn say_to_all(peers: &Peers, words: &'static [&'static [u8]]) -> Result<(), WorkerGone> {
     peers.on_worker(SPEAKER, false, move |worker| async move { worker.say(0, words) }).await
+}
+
+/// Asks all replicas for the position that they have applied.
+///
+/// # Errors
+/// If the worker has ended.
+pub(crate) async fn ask_for_acknowledgements(peers: &Peers) -> Result<(), WorkerGone> {
+    say_to_all(peers, &[b"REPLCONF", b"GETACK", b"*"]).await
 }
 
 /// Feeds the stream until the node ends.
@@ -69,8 +74,7 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     followers.feed.keep(&*node.journal, followers.first_lsn(), kept);
     let now_ms = node.clock.now_ms();
     let settings = node.config.settings();
-    let good = followers.good(u64::from(settings.min_replicas_max_lag), now_ms);
-    node.health.set_good_replicas(good);
+    node.count_good_replicas();
     let ttl_s = settings.repl_backlog_ttl_seconds;
     if followers.alone_ms(now_ms).is_some_and(|ms| ttl_s != 0 && ms >= ttl_s.saturating_mul(1000)) {
         return end_stream(node, peers).await;
@@ -96,7 +100,9 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
         }
     }
     let period = Duration::from_secs(settings.repl_ping_replica_period_seconds);
-    if pinged.elapsed() >= period {
+    // A replica that is to take over is behind while it is pinged.
+    let is_calm = followers.failover.step() == FailoverStep::None;
+    if is_calm && pinged.elapsed() >= period {
         *pinged = Instant::now();
         // At the shutdown nobody needs a ping.
         let _ = say_to_all(peers, &[b"PING"]).await;

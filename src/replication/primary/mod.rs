@@ -11,8 +11,8 @@ mod copy;
 mod feeder;
 mod serve;
 
-pub(crate) use begin::resume;
+pub(crate) use begin::{end_of_stream, end_stream, resume, succeed};
 pub(crate) use copy::clean;
+pub(crate) use feeder::ask_for_acknowledgements;
 pub(crate) use feeder::run as run_feeder;
-pub(crate) use feeder::say_to_all;
 pub(crate) use serve::serve;

@@ -88,11 +88,11 @@ pub(crate) async fn serve(
     let mut link = ReplicaLink { worker, stream, client, buf, parser, follower, has_answered };
     let [full, partial, refused] = &node.followers.syncs;
     if let SyncWish::Psync(Some((id, offset))) = &wish {
-        if node.followers.can_continue(id, *offset, &link.follower) {
+        if let Some(own) = node.followers.continued(id, *offset, &link.follower) {
             partial.fetch_add(1, Ordering::Relaxed);
-            link.say(&format!("CONTINUE {}", String::from_utf8_lossy(id))).await?;
+            link.say(&format!("CONTINUE {own}")).await?;
             tracing::info!(client = client.id, addr = %client.addr, offset, "a replica goes on");
-            return link.send_stream(&String::from_utf8_lossy(id), *offset).await;
+            return link.send_stream(&own, *offset).await;
         }
         refused.fetch_add(1, Ordering::Relaxed);
     }

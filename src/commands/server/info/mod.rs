@@ -247,11 +247,13 @@ impl Page<'_> {
             clients.iter().map(|c| c.watched.load(Ordering::Relaxed).into()).collect();
         let input = clients.iter().map(|c| c.query_bytes.load(Ordering::Relaxed)).max();
         let pause = self.node.pauses.now();
+        let is_asked_for = self.node.pauses.of_clients().is_some();
         let (reason, actions, left) = match pause {
             None => ("none", "none", 0),
             Some(pause) => {
+                let reason = if is_asked_for { "client_pause" } else { "failover_in_progress" };
                 let left = pause.until_ms.saturating_sub(self.node.clock.now_ms());
-                ("client_pause", if pause.writes_only { "write" } else { "all" }, left)
+                (reason, if pause.writes_only { "write" } else { "all" }, left)
             }
         };
         self.fields(&[

@@ -22,10 +22,12 @@ impl Page<'_> {
         let following = link.primary.is_some();
         let stream_id = String::from_utf8_lossy(&link.position.id).into_owned();
         let id = if following && !stream_id.is_empty() { stream_id } else { link.own_id };
-        let former = link.former.filter(|_| !following);
+        let stream = self.node.followers.figures();
+        // Replicas of the former primary go on with the stream, if it begins there.
+        let former =
+            stream.as_ref().and_then(|stream| stream.former.clone()).filter(|_| !following);
         let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
         let former_offset = former.as_ref().map(|former| former.offset);
-        let stream = self.node.followers.figures();
         let end = stream.as_ref().map(|stream| stream.end);
         let offset = if following { Some(replica.offset()) } else { end.or(former_offset) };
         let id = stream.as_ref().filter(|_| !following).map_or(id, |stream| stream.id.clone());
@@ -33,7 +35,7 @@ impl Page<'_> {
         let first = stream.as_ref().map_or(0, |stream| stream.first + 1);
         self.fields(&[
             ("replicas_waiting_psync", &0),
-            ("master_failover_state", &"no-failover"),
+            ("master_failover_state", &self.node.followers.failover.step().as_str()),
             ("master_replid", &id),
             ("master_replid2", &former_id.unwrap_or_else(|| NO_ID.to_owned())),
             ("master_repl_offset", &offset.unwrap_or(0)),

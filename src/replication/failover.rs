@@ -1,0 +1,146 @@
+//! FAILOVER: writes wait, a replica gets all data, this server becomes its replica, and asks it to
+//! become the primary.
+
+use super::apply::Applier;
+use super::{primary, start_link};
+use crate::clients::Cancel;
+use crate::followers::{FailoverStep, FailoverWish, Follower, FollowerState, RecordPosition};
+use crate::node::Node;
+use crate::replica::Primary;
+use crate::worker::Peers;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Interval at which it is checked if a replica has all data.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Interval of the questions to the replicas.
+const ASK: Duration = Duration::from_millis(500);
+
+/// Begins a failover. Returns false if there is one.
+pub fn begin(node: &Arc<Node>, peers: &Arc<Peers>, wish: FailoverWish) -> bool {
+    let Some(number) = node.followers.failover.begin() else { return false };
+    node.pauses.hold_writes(true);
+    let (node, peers) = (node.clone(), peers.clone());
+    node.background.clone().spawn(async move {
+        if let Err(reason) = carry_out(&node, &peers, number, &wish).await {
+            give_up(&node, &peers, number, &reason).await;
+        }
+    });
+    true
+}
+
+/// Ends a failover without an exchange of roles. Returns false if there is none.
+pub async fn abort(node: &Arc<Node>, peers: &Arc<Peers>) -> bool {
+    let failover = &node.followers.failover;
+    let is_there = failover.step() != FailoverStep::None;
+    if is_there {
+        give_up(node, peers, failover.number(), "FAILOVER ABORT").await;
+    }
+    is_there
+}
+
+/// Ends a failover that cannot go on: this server is the primary.
+pub(super) async fn give_up(node: &Arc<Node>, peers: &Arc<Peers>, number: u64, reason: &str) {
+    let failover = &node.followers.failover;
+    if failover.is_at(number, FailoverStep::InProgress) {
+        match super::promote(node, peers).await {
+            Ok(()) => node.config.assign("replicaof", ""),
+            Err(error) => {
+                tracing::error!(
+                    error,
+                    "the failover cannot be taken back: this server is a replica"
+                );
+            }
+        }
+    }
+    let steps = [FailoverStep::WaitsForSync, FailoverStep::InProgress];
+    if steps.into_iter().any(|step| failover.go(number, step, FailoverStep::None)) {
+        tracing::warn!(reason, "the failover has ended: this server does not give its role away");
+        node.pauses.hold_writes(false);
+    }
+}
+
+/// Notes that the target is the primary from now on.
+pub(super) fn succeeded(node: &Node, number: u64) {
+    if node.followers.failover.go(number, FailoverStep::InProgress, FailoverStep::None) {
+        tracing::info!("the failover is done: this server is a replica");
+        node.pauses.hold_writes(false);
+    }
+}
+
+async fn carry_out(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    number: u64,
+    wish: &FailoverWish,
+) -> Result<(), String> {
+    let applier = Applier::new(node, peers);
+    // Commands that were admitted before run first.
+    applier.rest().await?;
+    let deadline = wish.timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        let target = wait_for_target(node, peers, (number, wish), deadline).await?;
+        let (address, applied) = match &target {
+            Some(follower) => {
+                let Follower { facts, .. } = &**follower;
+                ((facts.ip.clone(), facts.port), Some(follower.applied()))
+            }
+            None => (wish.target.clone().ok_or("there is no target")?, None),
+        };
+        let primary = Primary { host: address.0, port: address.1 };
+        tracing::info!(%primary, is_synced = applied.is_some(), "the failover target takes over");
+        if let Some(epoch) = applier.demote(number, primary.clone(), applied).await? {
+            for client in node.clients.all() {
+                client.unblock(Cancel::Demoted);
+            }
+            node.config.assign("replicaof", &primary.to_string());
+            start_link(applier, primary, epoch);
+            return Ok(());
+        }
+        // Something has changed since the replica had everything.
+    }
+}
+
+/// Waits for a replica that has everything; `None`: the time is over, and the wish is forced.
+async fn wait_for_target(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    (number, wish): (u64, &FailoverWish),
+    deadline: Option<Instant>,
+) -> Result<Option<Arc<Follower>>, String> {
+    let followers = &node.followers;
+    let mut asked = None::<Instant>;
+    while followers.failover.is_at(number, FailoverStep::WaitsForSync) {
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return match wish.is_forced {
+                true => Ok(None),
+                false => Err("no replica has caught up before the timeout".to_owned()),
+            };
+        }
+        let lsn = node.journal.end();
+        node.journal.request_sync(lsn);
+        if let RecordPosition::At(_, end) = followers.position_behind(lsn) {
+            let is_target = |follower: &Arc<Follower>| {
+                follower.state() == FollowerState::Online
+                    && follower.applied() >= end
+                    && wish.target.as_ref().is_none_or(|target| is_at(follower, target))
+            };
+            if let Some(found) = followers.all().into_iter().find(is_target) {
+                return Ok(Some(found));
+            }
+        }
+        if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
+            asked = Some(Instant::now());
+            let _ = primary::ask_for_acknowledgements(peers).await;
+        }
+        followers.failover.wait_end(POLL).await;
+    }
+    Err("it was aborted".to_owned())
+}
+
+/// Returns true if a replica has announced an address.
+pub fn is_at(follower: &Follower, (host, port): &(String, u16)) -> bool {
+    follower.facts.ip.eq_ignore_ascii_case(host) && follower.facts.port == *port
+}
