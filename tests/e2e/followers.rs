@@ -361,6 +361,8 @@ fn the_stream_has_units_whole_and_databases_selected() {
     let list: String =
         cmd("CLIENT").arg(&["LIST", "TYPE", "replica"]).query(&mut client).expect("LIST");
     assert!(list.contains("flags=S "), "{list}");
+    let clients: String = cmd("INFO").arg("clients").query(&mut client).expect("INFO");
+    assert!(clients.contains("connected_clients:1\r\n"), "a replica is none: {clients}");
     assert!(info(&mut client, "slave0").starts_with("ip=10.0.0.1,port=1234,state=online,"));
     let killed: i64 =
         cmd("CLIENT").arg(&["KILL", "TYPE", "replica"]).query(&mut client).expect("KILL");

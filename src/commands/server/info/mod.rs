@@ -257,7 +257,7 @@ impl Page<'_> {
             }
         };
         self.fields(&[
-            ("connected_clients", &clients.len()),
+            ("connected_clients", &(clients.len() - with(ClientState::REPLICA))),
             ("cluster_connections", &0),
             ("maxclients", &self.worker.settings().maxclients),
             ("client_recent_max_input_buffer", &input.unwrap_or(0)),
