@@ -732,6 +732,29 @@ fn a_failover_that_cannot_be_is_refused_or_ends() {
 }
 
 #[test]
+fn a_replica_that_takes_over_reads_the_rest_of_the_stream_first() {
+    use super::replica::{EMPTY, ID, Primary};
+    let primary = Primary::serve(EMPTY);
+    let replica = Server::start(&[]);
+    let mut client = replica.client();
+    super::replica::follow(&mut client, &primary);
+    primary.say(&["SELECT 0", "SET a 1"]);
+    primary.wait();
+    until("it has that", || client.get::<_, Option<i64>>("a").is_ok_and(|a| a == Some(1)));
+    let has: u64 = info(&mut client, "slave_repl_offset").parse().expect("an offset");
+    let rest = "*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$1\r\n2\r\n".len() as u64;
+    let mut reader = Reader::connect(&replica);
+    reader.say(&format!("PSYNC {ID} {} FAILOVER", has + rest + 1));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(info(&mut client, "role"), "slave", "it waits");
+    primary.say(&["SET b 2"]);
+    let reply = reader.line();
+    assert!(reply.starts_with("+CONTINUE"), "{reply}");
+    assert_eq!(client.get::<_, i64>("b").expect("GET"), 2);
+    assert_eq!(info(&mut client, "role"), "master");
+}
+
+#[test]
 fn only_the_primary_makes_its_replica_take_over() {
     let primary = Server::start(&["--appendfsync", "always"]);
     let replica = follow(&primary, &[]);

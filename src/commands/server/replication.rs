@@ -10,6 +10,7 @@ use flagstone_commands::{Group, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 /// Maximum length of the address that a replica may announce, in bytes.
 const MAX_HOST: usize = 255;
@@ -186,8 +187,15 @@ fn begin_sync(cx: &mut Call<'_>, wish: SyncWish) -> CallOutcome {
     Ok(())
 }
 
-/// Becomes the primary, as the present one asks for that.
-async fn take_over(cx: &Call<'_>, id: &[u8]) -> CallOutcome {
+/// Maximum time for which a replica that is to take over waits for the rest of the stream.
+const REST_LIMIT: Duration = Duration::from_secs(1);
+
+/// Interval at which it looks at its position.
+const REST_POLL: Duration = Duration::from_millis(5);
+
+/// Becomes the primary, as the present one asks for that. `end`: number of bytes of its stream, which
+/// may be on their way still.
+async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
     let replica = &cx.node.health.replica;
     if !replica.is_following() {
         return Err("ERR PSYNC FAILOVER can't be sent to a master.".into());
@@ -195,7 +203,11 @@ async fn take_over(cx: &Call<'_>, id: &[u8]) -> CallOutcome {
     if !replica.link().position.id.eq_ignore_ascii_case(id) {
         return Err("ERR PSYNC FAILOVER replid must match my replid.".into());
     }
-    tracing::info!("the primary asks this server to take over");
+    tracing::info!(end, "the primary asks this server to take over");
+    let asked = Instant::now();
+    while replica.is_up() && replica.offset() < end && asked.elapsed() < REST_LIMIT {
+        sleep(REST_POLL).await;
+    }
     replication::promote(cx.node, &cx.worker.peers).await?;
     cx.node.config.assign("replicaof", "");
     Ok(())
@@ -207,7 +219,7 @@ fn psync<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let offset = parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
         let id = arg(args, 1)?;
         if args.get(3).is_some_and(|word| is_word(word, "failover")) {
-            take_over(cx, id).await?;
+            take_over(cx, id, u64::try_from(offset).unwrap_or(0).saturating_sub(1)).await?;
         }
         // The offset is that of the next byte, from 1 on.
         let applied = offset.checked_sub(1).and_then(|applied| u64::try_from(applied).ok());
