@@ -44,6 +44,8 @@ pub enum FollowerState {
 }
 
 impl FollowerState {
+    pub const ALL: [Self; 3] = [Self::WaitsForData, Self::ReceivesData, Self::Online];
+
     /// Returns the name in INFO.
     pub fn as_str(self) -> &'static str {
         match self {

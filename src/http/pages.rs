@@ -55,6 +55,7 @@ pub(super) async fn status(
             "store_remote": store.dir().is_none(),
             "journal_remote": node.journal.is_remote(),
             "owner": node.health.is_owner(),
+            "primary": node.health.replica.link().primary.as_ref().map(ToString::to_string),
             "dir": dir,
             "archive_s": settings.journal_archive_retention_seconds,
             "checkpoint_interval_s": settings.checkpoint_interval_seconds,

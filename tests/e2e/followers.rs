@@ -2,6 +2,7 @@
 //! themselves.
 
 use super::Server;
+use super::http::{Web, sample};
 use redis::{Commands, Connection, Value, cmd};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -771,4 +772,29 @@ fn only_the_primary_makes_its_replica_take_over() {
     let reply = reader.ask(&format!("PSYNC {id} {next} FAILOVER"));
     assert!(reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC"), "{reply}");
     assert_eq!(info(&mut other, "role"), "master");
+}
+
+#[test]
+fn metrics_of_both_sides_tell_of_replicas_and_links() {
+    let primary = Web::start(&[]);
+    let address = format!("127.0.0.1 {}", primary.server.port());
+    let mut replica = Web::start(&["--replicaof", &address]);
+    let mut client = primary.server.client();
+    let _: () = client.set("k", "v".repeat(1000)).expect("SET");
+    caught_up(&mut client, &mut replica.server.client());
+    let of = |web: &Web| web.get("/metrics").body;
+    until("the primary shows the replica", || {
+        let text = of(&primary);
+        sample(&text, "flagstone_replicas{state=\"online\"}") == 1.0
+            && sample(&text, "flagstone_replicas_behind_bytes") == 0.0
+    });
+    let (there, here) = (of(&primary), of(&replica));
+    assert_eq!(sample(&here, "flagstone_replica_link_up"), 1.0);
+    assert!(sample(&here, "flagstone_replica_offset_bytes") > 1000.0);
+    assert!(sample(&there, "flagstone_replication_offset_bytes") > 1000.0);
+    assert!(replica.get("/status").body.contains(&format!("\"primary\":\"{address}\"")));
+    assert!(primary.get("/status").body.contains("\"primary\":null"));
+    drop(primary);
+    until("the link is down", || sample(&of(&replica), "flagstone_replica_link_up") == 0.0);
+    replica.server.stop();
 }

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 const JSON: &str = "Content-Type: application/json";
 
 /// A server with an HTTP port.
-struct Web {
-    server: Server,
+pub(crate) struct Web {
+    pub(crate) server: Server,
     port: u16,
 }
 
 /// An answer: the status, the headers as they came, and the body.
 #[derive(Debug)]
-struct Reply {
-    status: u16,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     head: String,
-    body: String,
+    pub(crate) body: String,
 }
 
 impl Web {
-    fn start(options: &[&str]) -> Self {
+    pub(crate) fn start(options: &[&str]) -> Self {
         let port = free_port();
         let text = port.to_string();
         let mut all = vec!["--http-port", &text];
@@ -34,7 +34,7 @@ impl Web {
         connect(self.port)
     }
 
-    fn ask(&self, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[&str], body: &str) -> Reply {
         let host = format!("Host: localhost:{}", self.port);
         let mut all = vec![&*host];
         all.extend_from_slice(headers);
@@ -52,7 +52,7 @@ impl Web {
         read(socket)
     }
 
-    fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         self.ask("GET", path, &[], "")
     }
 
@@ -84,7 +84,7 @@ impl Reply {
     }
 
     #[track_caller]
-    fn refused(&self, status: u16, word: &str) {
+    pub(crate) fn refused(&self, status: u16, word: &str) {
         assert!(self.status == status && self.body.contains(word), "{self:?}");
     }
 }
@@ -118,7 +118,7 @@ fn not_ready_is_told_with_the_reason_while_writes_are_refused() {
 }
 
 /// Value of a sample of the metrics.
-fn sample(text: &str, name: &str) -> f64 {
+pub(crate) fn sample(text: &str, name: &str) -> f64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().expect("a number")
 }
@@ -141,6 +141,8 @@ fn metrics_are_whole_and_count() {
     assert_eq!(sample(&text, "flagstone_ready"), 1.0);
     assert!(sample(&text, "flagstone_journal_appends_total") >= 100.0);
     assert!(sample(&text, "flagstone_disk_free_bytes") > 0.0);
+    assert_eq!(sample(&text, "flagstone_replicas{state=\"online\"}"), 0.0);
+    assert!(!text.contains("flagstone_replica_link_up"), "it follows no server");
     assert_eq!(sample(&text, "flagstone_shard_stalled{shard=\"1\"}"), 0.0);
     let pending =
         [0, 1].map(|n| sample(&text, &format!("flagstone_worker_changes_total{{worker=\"{n}\"}}")));
@@ -160,7 +162,12 @@ fn metrics_are_whole_and_count() {
 }
 
 /// Families that are there only if there is something to tell.
-const SOMETIMES: &[&str] = &["flagstone_checkpoint_time_seconds", "flagstone_disk_full_in_seconds"];
+const SOMETIMES: &[&str] = &[
+    "flagstone_checkpoint_time_seconds",
+    "flagstone_disk_full_in_seconds",
+    "flagstone_replica_link_up",
+    "flagstone_replicas_behind_bytes",
+];
 
 #[test]
 fn alerts_and_dashboards_name_metrics_that_exist() {

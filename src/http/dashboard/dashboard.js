@@ -277,12 +277,26 @@ const PROMISES = {
   no: "OK means written to the journal's file: it survives kill -9. The system decides when it reaches the disk.",
 };
 
+// The servers that copy this one, or the one that it copies; and true if that is in order.
+function replication(now) {
+  if (status.primary) {
+    const up = now.sum("replica_link_up") === 1;
+    return [`replica of ${status.primary.replace(" ", ":")}, ${up ? "the link is up" : "the link is down"}`, up];
+  }
+  const count = now.sum("replicas");
+  if (count === 0) return ["no replicas", true];
+  const online = now.sum("replicas", { state: "online" });
+  const behind = online > 0 ? `, ${bytes(now.sum("replicas_behind_bytes"))} behind` : "";
+  return [`${number(online)} of ${number(count)} replicas follow${behind}`, online === count];
+}
+
 function showDurability(now) {
   const bucket = status.journal_remote && status.appendfsync === "always" ? "OK means stored in the bucket." : null;
   text("durability", bucket || PROMISES[status.appendfsync]);
   const syncs = rate(now, "journal_syncs_total");
   const appends = rate(now, "journal_appends_total");
   const backlog = Math.max(0, ...now.all("journal_backlog_bytes").map((s) => s.value));
+  const [copies, inOrder] = replication(now);
   const restart = Math.max(now.sum("worker_unflushed_operations") / 1e6, backlog / 1e9);
   facts("durability-facts", [
     ["records/s", number(appends)],
@@ -292,6 +306,7 @@ function showDurability(now) {
     ["oldest of them", duration(now.sum("journal_unsynced_age_seconds"))],
     ["journal", `${bytes(now.sum("journal_bytes"))} of ${bytes(now.sum("journal_limit_bytes"))}`],
     ["restart after a kill", "about " + duration(Math.max(0.1, restart))],
+    ["replication", copies, inOrder ? "" : "warn-text"],
   ]);
 }
 
@@ -311,8 +326,11 @@ function showStorage(now) {
   const hits = now.sum("engine_cache_hits_total");
   const lookups = hits + now.sum("engine_cache_misses_total");
   const writers = now.sum("writers_rate_bytes");
+  const limit = now.sum("data_set_limit_bytes");
   facts("storage-facts", [
     ["data on disk", bytes(data)],
+    ["data set", limit > 0 ? `${bytes(now.sum("data_set_bytes"))} of ${bytes(limit)} (maxmemory)` : bytes(now.sum("data_set_bytes"))],
+    ["keys evicted", number(rate(now, "worker_evicted_keys_total")) + "/s"],
     ["rows read from files", number(cold) + "/s"],
     ["of them from the disk", number(rate(now, "worker_row_reads_total", { source: "disk" })) + "/s"],
     ["engine's caches hit", lookups > 0 ? Math.round((hits * 100) / lookups) + " %" : "–"],

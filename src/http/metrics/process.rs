@@ -5,6 +5,7 @@ use super::text::{MetricKind, MetricsText};
 use crate::allocator;
 use crate::clients::ClientState;
 use crate::commandlog::LogKind;
+use crate::followers::FollowerState;
 use crate::node::Node;
 use crate::process;
 use crate::pubsub::SubscriptionKind;
@@ -18,6 +19,7 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer, http: &HttpCou
     put_disk(text, running);
     put_data_set(text, node);
     put_clients(text, node);
+    put_replication(text, node);
     put_checkpoints(text, running);
     put_port(text, http);
 }
@@ -117,6 +119,34 @@ fn put_clients(text: &mut MetricsText, node: &Node) {
         ("shard", SubscriptionKind::Shard),
     ] {
         text.sample(&[("kind", &kind)], node.broadcast.pubsub.count(of_kind));
+    }
+}
+
+fn put_replication(text: &mut MetricsText, node: &Node) {
+    let (replica, now_ms) = (&node.health.replica, node.clock.now_ms());
+    if replica.is_following() {
+        let heard_ms = replica.link().heard_ms;
+        text.gauge("replica_link_up", "1 while the stream of the primary is applied as it comes.")
+            .value(u8::from(replica.is_up()));
+        text.gauge("replica_offset_bytes", "Bytes of the primary's stream that are applied.")
+            .value(replica.offset());
+        if heard_ms != 0 {
+            text.gauge("replica_silence_seconds", "Time since the primary last sent something.")
+                .value(now_ms.saturating_sub(heard_ms) as f64 / 1000.0);
+        }
+    }
+    let all = node.followers.all();
+    text.gauge("replicas", "Replicas of this server, by state.");
+    for state in FollowerState::ALL {
+        let count = all.iter().filter(|follower| follower.state() == state).count();
+        text.sample(&[("state", &state.as_str())], count);
+    }
+    if let Some(stream) = node.followers.figures() {
+        text.gauge("replication_offset_bytes", "End of the stream for replicas.").value(stream.end);
+        let online = all.iter().filter(|follower| follower.state() == FollowerState::Online);
+        let behind = online.map(|follower| stream.end.saturating_sub(follower.applied())).max();
+        text.gauge("replicas_behind_bytes", "Bytes that the last of the replicas has to apply.")
+            .value(behind.unwrap_or(0));
     }
 }
 
