@@ -43,6 +43,7 @@ pub mod signals;
 pub mod stalls;
 pub mod supervisor;
 pub mod tls;
+pub mod traces;
 pub mod tracking;
 pub mod transaction;
 pub mod transport;

@@ -22,6 +22,7 @@ use crate::routing;
 use crate::signals::{self, Reloads, Stops};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, TlsServers, TlsSlot};
+use crate::traces;
 use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
@@ -104,6 +105,8 @@ fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
 /// It could not start, or not store everything at the shutdown.
 pub fn run(prepared: Prepared) -> Result<()> {
     let Prepared { config, accounts, options, tls } = prepared;
+    // The last ones are sent at the end.
+    let _traces = traces::begin();
     signals::ignore_stray();
     let settings = config.settings();
     let background = Builder::new_multi_thread()

@@ -204,9 +204,21 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
 /// # Errors
 /// The caller may not, or is unknown.
 pub(super) async fn may_see(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
+    may_run(site, caller, [called("info")?, b"modules"]).await
+}
+
+/// Checks that a caller may run SLOWLOG, a command of administrators that changes nothing.
+///
+/// # Errors
+/// The caller may not, or is unknown.
+pub(super) async fn may_administer(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
+    may_run(site, caller, [called("slowlog")?, b"len"]).await
+}
+
+async fn may_run(site: &Arc<Site>, caller: &Caller, words: [&[u8]; 2]) -> Result<(), Denial> {
     let mut errand = Errand::begin(site, caller).await?;
     let mut asked = Vec::new();
-    put_command(&mut asked, [called("info")?, b"modules"]);
+    put_command(&mut asked, words);
     let reply = errand.run(asked, 1).await?;
     match super::values::error_of(&reply) {
         None => Ok(()),

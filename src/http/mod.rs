@@ -14,6 +14,7 @@ mod errand;
 mod health;
 mod metrics;
 mod pages;
+mod profile;
 mod rest;
 mod serve;
 mod values;

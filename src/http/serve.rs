@@ -2,7 +2,7 @@
 //! a connection, the size of headers.
 
 use super::access::{self, Ends};
-use super::{ENDING, Site, answer, health, metrics, pages, rest, watch};
+use super::{ENDING, Site, answer, health, metrics, pages, profile, rest, watch};
 use crate::config::{HttpTls, Settings};
 use anyhow::{Context, Result, bail};
 use axum::Router;
@@ -139,6 +139,7 @@ fn router(site: &Arc<Site>) -> Router {
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(metrics::metrics))
+        .route("/profile", get(profile::profile))
         .route("/pipeline", post(rest::pipeline))
         .route("/multi-exec", post(rest::multi_exec))
         .route("/status", get(pages::status))

@@ -2,13 +2,14 @@
 //! commands.
 
 use super::Worker;
-use crate::command::{Command, OwnedCommand, Request};
-use crate::commandlog::{self, CommandCost, Excess, LoggedCommand};
+use crate::command::{Command, OwnedCommand, Request, registry};
+use crate::commandlog::{self, CommandCost, Excess, LogKind, LoggedCommand};
 use crate::config::Settings;
+use crate::traces;
 use crate::unit::Effects;
 use flagstone_storage::latency::LATENCY;
 use flagstone_wire::resp::Args;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A command that has run.
 #[derive(Clone, Copy)]
@@ -96,6 +97,12 @@ impl Worker {
             addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
             name: client.map(|c| commandlog::kept_name(&c.labels().name)).unwrap_or_default(),
         };
+        if excess.kind == LogKind::Slow
+            && let Some(known) = command.args.first().and_then(|name| registry::lookup(name))
+        {
+            let took = Duration::from_micros(excess.value);
+            traces::slow_command(known.full_name, &command.addr, took, self.node.clock.now_us());
+        }
         self.node.figures.command_logs.push(excess, command);
     }
 }

@@ -97,12 +97,17 @@ impl SpikeSeries {
     }
 }
 
+/// A function that is told of an event that took long, how long, and when it ended, in microseconds
+/// since the Unix epoch. It is called where the event has happened, so it must not wait.
+pub type EventObserver = fn(LatencyEvent, Duration, u64);
+
 /// The series of all classes that had an event.
 #[derive(Debug)]
 pub struct LatencyMonitor {
     /// Zero: no event is recorded.
     threshold_ms: AtomicU64,
     clock: OnceLock<Clock>,
+    observer: OnceLock<EventObserver>,
     series: Mutex<BTreeMap<LatencyEvent, SpikeSeries>>,
 }
 
@@ -114,6 +119,7 @@ impl LatencyMonitor {
         Self {
             threshold_ms: AtomicU64::new(0),
             clock: OnceLock::new(),
+            observer: OnceLock::new(),
             series: Mutex::new(BTreeMap::new()),
         }
     }
@@ -128,6 +134,12 @@ impl LatencyMonitor {
         let _ = self.clock.set(clock);
     }
 
+    /// Sets the function that is told of the recorded events. To be called once.
+    pub fn set_observer(&self, observer: EventObserver) {
+        // A second call would be that of another server in the same process.
+        let _ = self.observer.set(observer);
+    }
+
     /// Sets the milliseconds from which events are recorded; zero: none.
     pub fn set_threshold(&self, ms: u64) {
         self.threshold_ms.store(ms, Ordering::Relaxed);
@@ -138,14 +150,17 @@ impl LatencyMonitor {
     pub fn note(&self, event: LatencyEvent, took: Duration) {
         let threshold_ms = self.threshold_ms.load(Ordering::Relaxed);
         if threshold_ms != 0 && took.as_millis() >= u128::from(threshold_ms) {
-            self.record(event, took.as_millis() as u64);
+            self.record(event, took);
         }
     }
 
     #[cold]
-    fn record(&self, event: LatencyEvent, ms: u64) {
+    fn record(&self, event: LatencyEvent, took: Duration) {
         let Some(clock) = self.clock.get() else { return };
-        let spike = Spike { time_s: clock.now_ms() / 1000, ms };
+        if let Some(observer) = self.observer.get() {
+            observer(event, took, clock.now_us());
+        }
+        let spike = Spike { time_s: clock.now_ms() / 1000, ms: took.as_millis() as u64 };
         self.series().entry(event).or_default().add(spike);
     }
 
@@ -181,6 +196,22 @@ mod tests {
         assert_eq!(series.spikes.len(), MAX_SPIKES);
         assert_eq!(series.spikes[0].time_s, 10);
         assert_eq!(series.max_ms, 30, "that of all times stays");
+    }
+
+    #[test]
+    fn an_observer_is_told_of_what_is_recorded() {
+        static TOLD: AtomicU64 = AtomicU64::new(0);
+        let monitor = LatencyMonitor::new();
+        monitor.set_clock(Clock::default());
+        monitor.set_threshold(5);
+        monitor.set_observer(|event, took, end_us| {
+            assert_eq!(event, LatencyEvent::JournalSync);
+            assert!(end_us > 1_000_000_000_000_000, "{end_us}");
+            TOLD.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+        });
+        monitor.note(LatencyEvent::JournalSync, Duration::from_micros(4999));
+        monitor.note(LatencyEvent::JournalSync, Duration::from_micros(5007));
+        assert_eq!(TOLD.load(Ordering::Relaxed), 5007);
     }
 
     #[test]

@@ -780,6 +780,7 @@ fn metrics_of_both_sides_tell_of_replicas_and_links() {
     let address = format!("127.0.0.1 {}", primary.server.port());
     let mut replica = Web::start(&["--replicaof", &address]);
     let mut client = primary.server.client();
+    caught_up(&mut client, &mut replica.server.client());
     let _: () = client.set("k", "v".repeat(1000)).expect("SET");
     caught_up(&mut client, &mut replica.server.client());
     let of = |web: &Web| web.get("/metrics").body;

@@ -29,6 +29,7 @@ mod pace;
 mod partial;
 mod pipelines;
 mod process;
+mod profiles;
 mod pubsub;
 mod reference;
 mod replica;

@@ -22,6 +22,7 @@ const CRATES: &[(&str, &[&str])] = &[
 pub(crate) const FLOORS: &[&str] = &[
     "config",
     "log",
+    "traces",
     "rates",
     "open_files",
     "secrets",
