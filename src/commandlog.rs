@@ -150,7 +150,7 @@ pub(crate) fn exceeds(
 
 /// Returns at least the bytes of a request.
 fn at_most(args: &Args<'_>) -> u64 {
-    (args.bytes() + (args.len() + 1) * FRAMING) as u64
+    (args.bytes_at_most() + (args.len() + 1) * FRAMING) as u64
 }
 
 #[cold]

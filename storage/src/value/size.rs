@@ -77,6 +77,9 @@ fn string(len: u64) -> u64 {
 /// Returns the size of the value in a meta row's payload.
 fn value(kind: u8, flags: u8, payload: &[u8]) -> u64 {
     let is_big = flags & BIG != 0;
+    if kind == TYPE_STRING && !is_big {
+        return string(payload.len() as u64);
+    }
     let len = if is_big {
         number_at(payload, LEN_AT).unwrap_or(0)
     } else {
@@ -92,8 +95,7 @@ fn value(kind: u8, flags: u8, payload: &[u8]) -> u64 {
         false => OBJECT + bytes + PACKED * len,
     };
     match kind {
-        TYPE_STRING if is_big => string(len),
-        TYPE_STRING => string(payload.len() as u64),
+        TYPE_STRING => string(len),
         TYPE_HASH => elements(FIELD, stored(HASH_BYTES_AT)),
         TYPE_SET if flags & INTSET != 0 => OBJECT + stored(SET_BYTES_AT),
         TYPE_SET => elements(MEMBER, stored(SET_BYTES_AT)),

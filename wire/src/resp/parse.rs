@@ -166,6 +166,12 @@ impl<'a> Args<'a> {
         self.ranges.iter().map(|&(start, end)| (end - start) as usize).sum()
     }
 
+    /// Returns at least the number of bytes of all arguments, without a look at each.
+    #[inline]
+    pub fn bytes_at_most(&self) -> usize {
+        self.source.len()
+    }
+
     /// Returns the argument at `index`.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
