@@ -284,6 +284,11 @@ pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
     })
 }
 
+/// Returns the flags of the commands among the arguments of EXEC, all together.
+pub fn flags_of_queued(args: Args<'_>) -> CommandFlags {
+    queued(args).fold(CommandFlags::empty(), |flags, queued| flags | queued.command.spec.flags)
+}
+
 /// Returns the places among the arguments of EXEC of the commands that log the connection in, and the
 /// numbers of the accounts.
 pub fn logins(args: Args<'_>) -> impl Iterator<Item = (u32, u64)> {

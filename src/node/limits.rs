@@ -3,6 +3,7 @@
 
 use super::Health;
 use super::health::{CHOKED, CUT_OFF, DISOWNED};
+use crate::command::Request;
 use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::{CommandFlags, flag};
@@ -47,6 +48,23 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
     } else {
         None
     }
+}
+
+/// Returns the error if a client's command with these flags was admitted, but may not write any more:
+/// it has waited while the server became a replica. The roles are exchanged while every worker is held,
+/// so a command that has its locks runs on one side of that.
+#[inline]
+pub fn refused_late(
+    health: &Health,
+    settings: &Settings,
+    request: &Request,
+    flags: CommandFlags,
+) -> Option<&'static str> {
+    let writes = flags & flag!(WRITE);
+    if !health.replica.is_following() || writes.is_empty() || request.is_of_stream() {
+        return None;
+    }
+    refusal(health, settings, writes)
 }
 
 /// Returns the error if a replica, or a server that has only a part of a primary's data, refuses a command with these flags.

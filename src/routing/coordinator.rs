@@ -251,7 +251,12 @@ async fn attempt(
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
-    node.begin(&mut space, node.clock.now_ms(), command.request.touch);
+    let now_ms = node.clock.now_ms();
+    if let Some(text) = worker.refused_late(&command.invocation(now_ms, &settings)) {
+        abandon(worker, command, held, space, false).await;
+        return Err(RoundError { text: text.into(), outcome: Outcome::Refused }.into());
+    }
+    node.begin(&mut space, now_ms, command.request.touch);
     if command.request.sees_expired {
         space.see_expired();
     }

@@ -4,6 +4,7 @@
 use super::rounds::Shown;
 use super::{FinishedCommand, Worker};
 use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, Route};
+use crate::node::limits;
 use crate::unit::said;
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
@@ -203,6 +204,11 @@ impl Worker {
         Ok(self.ran_with(out, ran))
     }
 
+    /// Returns the error if a command that was admitted may not write any more. A unit asks for its parts.
+    pub(crate) fn refused_late(&self, run: &Invocation<'_>) -> Option<&'static str> {
+        limits::refused_late(&self.node.health, run.settings, &run.request, run.command.spec.flags)
+    }
+
     pub(super) fn execute_unlocked(
         self: &Rc<Self>,
         run: &Invocation<'_>,
@@ -210,6 +216,10 @@ impl Worker {
         out: &mut Reply,
     ) -> Attempt {
         let &Invocation { command, args, request, at, now_ms, settings } = run;
+        if let Some(text) = self.refused_late(run) {
+            out.error(text);
+            return Ok(Executed { round: 0, outcome: Outcome::Refused });
+        }
         let handler = match command.spec.run {
             Route::Keys(handler) => handler,
             Route::Unit | Route::Script => {
@@ -237,8 +247,7 @@ impl Worker {
         cx.store.words.begin_group();
         let outcome = said::run(&mut cx, command, args, |cx, args| handler(cx, args));
         cx.store.words.end_group();
-        let mut empty = None;
-        let mut ended = Outcome::Failed;
+        let (mut empty, mut ended) = (None, Outcome::Failed);
         match outcome {
             Ok(()) if out.replace_lost(mark) => {}
             Ok(()) => ended = Outcome::Done,

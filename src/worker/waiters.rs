@@ -8,7 +8,6 @@ use crate::blocking::{
 };
 use crate::clients::Cancel;
 use crate::command::{Answer, OwnedCommand};
-use crate::node::limits;
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
@@ -182,19 +181,12 @@ impl Worker {
         self.stats().audience.awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
     }
 
-    /// Checks if the user of a waiter may still run its command, and the server accepts it.
+    /// Checks if the user of a waiter may still run its command.
     ///
     /// # Errors
     /// The error text.
     fn admit_waiter(&self, waiter: &Waiter) -> Result<(), Vec<u8>> {
         let OwnedCommand { command, request, .. } = &waiter.command;
-        // It may have begun to wait at the moment at which the server became a replica.
-        if self.node.health.replica.is_following()
-            && let Some(text) =
-                limits::refusal(&self.node.health, &self.settings(), command.spec.flags)
-        {
-            return Err(text.into());
-        }
         let args = waiter.command.args();
         let checked = self.node.access.accounts.check(request.account, command, args);
         let Err((user, denied)) = checked else { return Ok(()) };

@@ -3,6 +3,7 @@
 
 use super::Server;
 use super::certificates::{Authority, Files};
+use super::neighbours::{expect, send};
 use super::replica::{EMPTY, ID, Primary, follow, info, text, within};
 use redis::Commands;
 use rustls::pki_types::pem::PemObject;
@@ -124,6 +125,46 @@ fn clients_that_wait_are_told_when_the_server_becomes_a_replica() {
     primary.say(&["SELECT 0", "RPUSH list x"]);
     primary.wait();
     assert_eq!(text(&mut client, &["LLEN", "list"]), "1");
+}
+
+#[test]
+fn writes_that_wait_when_the_server_becomes_a_replica_are_refused() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "3600000"];
+        let server = Server::start(&[&options[..], &["--script-instruction-limit", "0"]].concat());
+        let mut holder = server.socket();
+        // Both keys are on different shards.
+        let endless = "while true do redis.call('GET', KEYS[1]) end";
+        send(&mut holder, &[b"EVAL", endless.as_bytes(), b"2", b"a", b"b"]);
+        std::thread::sleep(Duration::from_millis(200));
+        let set: &[&[u8]] = &[b"SET", b"a", b"1"];
+        let mset: &[&[u8]] = &[b"MSET", b"a", b"1", b"b", b"2"];
+        let (multi, exec): (&[&[u8]], &[&[u8]]) = (&[b"MULTI"], &[b"EXEC"]);
+        let refused = "-READONLY You can't write against a read only replica.\r\n";
+        let queued = ["+OK\r\n+QUEUED\r\n", refused].concat();
+        let cases: [(&[&[&[u8]]], &str); 4] = [
+            (&[set], refused),
+            (&[mset], refused),
+            (&[multi, set, exec], &queued),
+            (&[&[b"GET", b"a"]], "$-1\r\n"),
+        ];
+        let mut waiting: Vec<_> = cases
+            .iter()
+            .map(|(commands, reply)| {
+                let mut socket = server.socket();
+                commands.iter().for_each(|command| send(&mut socket, command));
+                (socket, reply)
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(200));
+        let mut client = server.client();
+        assert_eq!(text(&mut client, &["REPLICAOF", "127.0.0.1", "1"]), "ok");
+        assert_eq!(text(&mut client, &["SCRIPT", "KILL"]), "ok");
+        for (socket, reply) in &mut waiting {
+            expect(socket, reply.as_bytes());
+        }
+        assert_eq!(text(&mut client, &["DBSIZE"]), "0", "{workers} workers");
+    }
 }
 
 #[test]

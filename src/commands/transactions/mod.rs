@@ -2,6 +2,7 @@
 
 use crate::command::{Command, Route};
 use crate::commands::{Handler, Spec};
+use crate::node::limits;
 use crate::routing::{Call, CallOutcome, Waiting};
 use crate::transaction::{self, CommandsOrigin, Transaction, queued, runs_in_unit};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
@@ -79,6 +80,11 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<boo
 /// `EXEC`: the connection passes the queue as its arguments.
 fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     let db = cx.db;
+    let flags = transaction::flags_of_queued(args);
+    if let Some(text) = limits::refused_late(&unit.node.health, unit.settings, &unit.request, flags)
+    {
+        return Err(text.into());
+    }
     let ran = if is_unchanged(cx, unit, args)? {
         let origin = CommandsOrigin::of(args);
         let ran = run_queued(cx, unit, args, &origin);
