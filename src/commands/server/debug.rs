@@ -2,6 +2,7 @@
 
 use super::{config, debug_keys};
 use crate::config::RewriteScope;
+use crate::replication::primary;
 use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::{help, syntax};
 use flagstone_commands::{arg, is_word};
@@ -44,7 +45,11 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             tracing::warn!("DEBUG LOG: {}", String::from_utf8_lossy(arg(args, 2)?));
             cx.out.ok();
         }
-        (b"jmap" | b"change-repl-id", 2) => cx.out.ok(),
+        (b"change-repl-id", 2) => {
+            primary::end_stream(cx.node, &cx.worker.peers).await;
+            cx.out.ok();
+        }
+        (b"jmap", 2) => cx.out.ok(),
         // Settings of internals that this server does not have.
         (
             b"quicklist-packed-threshold"
@@ -81,7 +86,10 @@ fn show_help(out: &mut Reply) {
         out,
         "DEBUG",
         &[
-            ("CHANGE-REPL-ID", "Does nothing: this server has no stream for replicas."),
+            (
+                "CHANGE-REPL-ID",
+                "Ends the stream for replicas: they get the data set, and another stream.",
+            ),
             ("CONFIG-REWRITE-FORCE-ALL", "Is CONFIG REWRITE with all directives."),
             ("DIGEST", "Answers a digest of all data."),
             ("DIGEST-VALUE <key> [<key> ...]", "Answers digests of these values."),
