@@ -46,11 +46,7 @@ pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
         return buf.reserve(more);
     }
     let most = (buf.len() + buf.len() / SLACK).max(more);
-    let by = match wanted {
-        0 => buf.len().max(more),
-        wanted if wanted <= most => wanted,
-        _ => buf.len().max(more),
-    };
+    let by = if (1..=most).contains(&wanted) { wanted } else { buf.len().max(more) };
     let mut grown = BytesMut::with_capacity(buf.len() + by);
     if buf.len() < LARGE {
         grown.extend_from_slice(buf);

@@ -44,6 +44,7 @@ pub enum FollowerState {
 }
 
 impl FollowerState {
+    /// All states, each at the place of its number.
     pub const ALL: [Self; 3] = [Self::WaitsForData, Self::ReceivesData, Self::Online];
 
     /// Returns the name in INFO.
@@ -89,20 +90,11 @@ impl Follower {
     }
 
     pub fn state(&self) -> FollowerState {
-        match self.state.load(Ordering::Relaxed) {
-            0 => FollowerState::WaitsForData,
-            1 => FollowerState::ReceivesData,
-            _ => FollowerState::Online,
-        }
+        FollowerState::ALL[usize::from(self.state.load(Ordering::Relaxed))]
     }
 
     pub fn set_state(&self, state: FollowerState) {
-        let number = match state {
-            FollowerState::WaitsForData => 0,
-            FollowerState::ReceivesData => 1,
-            FollowerState::Online => 2,
-        };
-        self.state.store(number, Ordering::Relaxed);
+        self.state.store(state as u8, Ordering::Relaxed);
     }
 
     /// Returns the offset from which on the stream must stay in memory.

@@ -226,6 +226,20 @@ impl Followers {
         }
     }
 
+    /// Waits until the words of a record are in the stream, and returns the stream's id and its offset
+    /// behind them; `None` if they will never be: there is no stream, or it begins behind the record.
+    pub async fn reached(&self, lsn: Lsn) -> Option<(String, u64)> {
+        // It changes whenever words are taken, and when a stream begins or ends.
+        let mut grown = self.grown.subscribe();
+        loop {
+            match self.position_behind(lsn) {
+                RecordPosition::At(id, offset) => return Some((id, offset)),
+                RecordPosition::Never => return None,
+                RecordPosition::Later => grown.changed().await.ok()?,
+            }
+        }
+    }
+
     /// Returns the number of bytes that a replica with all records up to an lsn has, at most: more may
     /// be counted than there are. `None`: the words of the record are not in the stream yet.
     pub fn offset_of(&self, lsn: Lsn) -> Option<u64> {

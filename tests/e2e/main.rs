@@ -14,6 +14,7 @@ mod deadlines;
 mod durability;
 mod events;
 mod eviction;
+mod failover;
 mod followers;
 mod full_disk;
 mod functions;

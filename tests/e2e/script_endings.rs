@@ -358,16 +358,26 @@ fn commands_that_wait_for_a_script_are_refused_once_it_is_busy() {
     }
 }
 
+/// Starts a server on which a script holds the key `{k}` without end.
+fn with_endless_script(
+    workers: &str,
+    busy_ms: &str,
+) -> (Server, Connection, JoinHandle<RedisResult<Value>>) {
+    let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", busy_ms];
+    let server = Server::start(&options);
+    let mut client = server.client();
+    let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
+    let attack = in_background(&server, &endless);
+    until_in(&mut client, "eval", 1);
+    (server, client, attack)
+}
+
 #[test]
 fn no_script_waits_behind_busy_ones_for_a_thread() {
     for workers in ["1", "2"] {
-        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "3000"];
-        let server = Server::start(&options);
-        let mut client = server.client();
-        let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
+        let (server, mut client, attack) = with_endless_script(workers, "3000");
         let others = ["EVAL", "while true do end", "0"];
-        let mut attacks = vec![in_background(&server, &endless)];
-        until_in(&mut client, "eval", 1);
+        let mut attacks = vec![attack];
         attacks.extend((1..MAX_APART).map(|_| in_background(&server, &others)));
         until_in(&mut client, "eval", MAX_APART);
         let waiting = [in_background(&server, &others), in_background(&server, &others)];
@@ -381,12 +391,7 @@ fn no_script_waits_behind_busy_ones_for_a_thread() {
 
 #[test]
 fn deletions_that_take_all_room_for_keys_do_not_wait_for_a_busy_script() {
-    let options = ["--workers", "2", "--shards", "2", "--busy-reply-threshold", "3000"];
-    let server = Server::start(&options);
-    let mut client = server.client();
-    let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
-    let attack = in_background(&server, &endless);
-    until_in(&mut client, "eval", 1);
+    let (server, mut client, attack) = with_endless_script("2", "3000");
     // There is room for one at a time: the next one waits for the lock when the first is refused.
     let names: Vec<String> = (0..15_000).map(|n| format!("{{k}}{n}")).collect();
     let mut del = vec!["DEL", "{k}", "a", "b"];
@@ -403,12 +408,7 @@ fn deletions_that_take_all_room_for_keys_do_not_wait_for_a_busy_script() {
 #[test]
 fn watch_does_not_wait_for_a_busy_script_and_exec_fails() {
     for workers in ["1", "2"] {
-        let options = ["--workers", workers, "--shards", "2", "--busy-reply-threshold", "1500"];
-        let server = Server::start(&options);
-        let mut client = server.client();
-        let endless = ["EVAL", "while true do redis.call('GET', KEYS[1]) end", "1", "{k}"];
-        let attack = in_background(&server, &endless);
-        until_in(&mut client, "eval", 1);
+        let (server, mut client, attack) = with_endless_script(workers, "1500");
         let mut early = server.client();
         assert_eq!(run(&mut early, &["WATCH", "{k}", "other"]), Ok(Value::Okay));
         let busy = run(&mut client, &["GET", "{k}"]).expect_err("it has waited until then");

@@ -132,7 +132,7 @@ fn say_fields(cx: &mut Ctx<'_>, words: &[&[u8]], names: &[&[u8]]) {
 
 /// Says that fields of a hash were deleted, if there are any.
 fn say_deleted(cx: &mut Ctx<'_>, key: &[u8], names: &[&[u8]]) {
-    if !names.is_empty() {
+    if cx.is_heard() && !names.is_empty() {
         cx.say(&[&[b"HDEL", key][..], names].concat());
     }
 }

@@ -131,13 +131,13 @@ impl ClaimPlan {
         let is_gone =
             |(id, entry): (&StreamId, &Option<PendingEntry>)| entry.is_none().then_some(*id);
         let gone: Vec<_> = self.changed.iter().filter_map(is_gone).collect();
-        let said = self.said();
+        let said = cx.is_heard().then(|| self.said());
         let mut entries: Vec<_> = self.changed.into_values().flatten().collect();
         cx.say_nothing();
         if delivery.number == NEW {
             group::say_consumer(cx, delivery.key, delivery.group, delivery.consumer);
         }
-        if cx.is_heard() {
+        if let Some(said) = said {
             group::say_pending(cx, delivery.key, (delivery.group, delivery.consumer), &said)?;
         }
         group::change(cx, delivery.key, group::creation_event(delivery.number), |stream| {

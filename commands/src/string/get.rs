@@ -57,7 +57,9 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             } else {
                 entry.expire_at_ms = at;
                 entry.event(NotifyFlags::GENERIC, "expire");
-                cx.say(&[b"PEXPIREAT", name, at.to_string().as_bytes()]);
+                if cx.is_heard() {
+                    cx.say(&[b"PEXPIREAT", name, at.to_string().as_bytes()]);
+                }
             }
         }
         (ExpiryOption::Word, _) if entry.expire_at_ms != 0 => {

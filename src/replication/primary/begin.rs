@@ -1,7 +1,6 @@
 //! Begin and end of the stream for replicas.
 
 use crate::command::RoundError;
-use crate::followers::RecordPosition;
 use crate::node::Node;
 use crate::replica::FollowedEnd;
 use crate::routing::at_rest;
@@ -11,13 +10,10 @@ use flagstone_storage::feed::{FeedTail, ID_BYTES};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// Maximum time in which the words of the last record come into the stream, while no command runs.
 const END_LIMIT: Duration = Duration::from_secs(5);
-
-/// Interval at which that is checked: a record without words changes no offset.
-const POLL: Duration = Duration::from_millis(10);
 
 /// Begins the stream, unless there is one.
 ///
@@ -105,21 +101,7 @@ pub(crate) async fn end_stream(node: &Node, peers: &Peers) {
 pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64)> {
     let lsn = node.journal.end();
     node.journal.request_sync(lsn);
-    let mut grown = node.followers.watch();
-    let reached = async {
-        loop {
-            match node.followers.position_behind(lsn) {
-                RecordPosition::At(id, offset) => return Some((id, offset)),
-                RecordPosition::Never => return None,
-                RecordPosition::Later => {}
-            }
-            tokio::select! {
-                _ = grown.changed() => {}
-                () = sleep(POLL) => {}
-            }
-        }
-    };
-    timeout(END_LIMIT, reached).await.ok().flatten()
+    timeout(END_LIMIT, node.followers.reached(lsn)).await.ok().flatten()
 }
 
 /// Continues the stream of an earlier process, before any command runs.

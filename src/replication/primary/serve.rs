@@ -3,9 +3,7 @@
 use super::begin::begin_stream;
 use super::copy::{self, DataPart};
 use crate::clients::{Client, ClientState, count};
-use crate::followers::{
-    Follower, FollowerFacts, FollowerState, RecordPosition, ReplicaWish, SyncWish,
-};
+use crate::followers::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish};
 use crate::node::Node;
 use crate::transport::Stream;
 use crate::worker::Worker;
@@ -22,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{interval, sleep};
+use tokio::time::interval;
 
 /// Interval of the signs of life while a data set is made.
 const ALIVE: Duration = Duration::from_secs(1);
@@ -163,7 +161,8 @@ impl ReplicaLink<'_> {
         while let Some(part) = self.next_part(&mut parts, has_begun).await? {
             match part {
                 DataPart::At(lsn) => {
-                    let (id, at) = self.position_behind(lsn).await?;
+                    let ended = || Error::other("the stream has ended");
+                    let (id, at) = self.node().followers.reached(lsn).await.ok_or_else(ended)?;
                     if !self.follower.facts.data_set_only {
                         self.follower.set_needs(at);
                     }
@@ -217,26 +216,6 @@ impl ReplicaLink<'_> {
                     readable?;
                     self.listen()?;
                 }
-            }
-        }
-    }
-
-    /// Waits until the words of a record are in the stream, and returns the stream's id and its offset
-    /// there.
-    async fn position_behind(&self, lsn: u64) -> Result<(String, u64)> {
-        let followers = &self.node().followers;
-        let mut grown = followers.watch();
-        loop {
-            match followers.position_behind(lsn) {
-                RecordPosition::At(id, offset) => return Ok((id, offset)),
-                // The stream has ended, and another one may have begun.
-                RecordPosition::Never => return Err(Error::other("the stream has ended")),
-                RecordPosition::Later => {}
-            }
-            tokio::select! {
-                _ = grown.changed() => {}
-                // A record without words changes no offset.
-                () = sleep(Duration::from_millis(10)) => {}
             }
         }
     }

@@ -183,6 +183,7 @@ mod tests {
         let rows = Path::from("db/compacted/1.sst");
         assert_eq!(Bytes::from(stamped(&rows, "rows".into())), "rows");
     }
+
     #[tokio::test]
     async fn engines_write_stamps_and_copies_keep_what_they_have() {
         let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

@@ -1,0 +1,233 @@
+//! Exchanges of roles: promoted replicas, and FAILOVER.
+
+use super::Server;
+use super::followers::{
+    CHANGES, Reader, caught_up, contents, count, follow, info, offset, run, until,
+};
+use redis::{Commands, Connection, Value, cmd};
+use std::time::Duration;
+
+fn replicaof(client: &mut Connection, port: u16) {
+    let _: () = cmd("REPLICAOF").arg("127.0.0.1").arg(port).query(client).expect("REPLICAOF");
+}
+
+#[test]
+fn replicas_of_a_dead_primary_go_on_with_the_one_that_is_promoted() {
+    let mut old = Server::start(&["--appendfsync", "always"]);
+    let mut client = old.client();
+    run(&mut client, CHANGES);
+    let (mut new, sibling) = (Server::start(&["--workers", "2"]), follow(&old, &[]));
+    replicaof(&mut new.client(), old.port());
+    let (mut first, mut second) = (new.client(), sibling.client());
+    caught_up(&mut client, &mut first);
+    caught_up(&mut client, &mut second);
+    let id = info(&mut client, "master_replid");
+    run(&mut client, &["SELECT 3", "MULTI", "INCR counted", "INCR counted", "EXEC", "SELECT 0"]);
+    caught_up(&mut client, &mut first);
+    old.kill();
+    run(&mut first, &["REPLICAOF NO ONE"]);
+    assert_eq!(info(&mut first, "master_replid2"), id);
+    assert_ne!(info(&mut first, "master_replid"), id);
+    run(&mut first, &["INCR n1", "SELECT 3", "INCR counted", "SELECT 0", "SADD late x"]);
+    replicaof(&mut second, new.port());
+    caught_up(&mut first, &mut second);
+    assert_eq!((count(&mut first, "sync_full"), count(&mut first, "sync_partial_ok")), (0, 1));
+    for db in [0, 3, 4] {
+        assert_eq!(contents(&mut first, db), contents(&mut second, db), "{db}");
+    }
+    // The stream goes on over a kill of the new primary, too.
+    new.kill();
+    new.restart();
+    let mut first = new.client();
+    run(&mut first, &["INCR n1"]);
+    caught_up(&mut first, &mut second);
+    assert_eq!(count(&mut first, "sync_full"), 0);
+    assert_eq!(contents(&mut first, 0), contents(&mut second, 0));
+}
+
+#[test]
+fn a_replica_that_has_more_than_the_promoted_one_begins_anew() {
+    let mut old = Server::start(&["--appendfsync", "always"]);
+    let new = follow(&old, &[]);
+    let (mut client, mut first) = (old.client(), new.client());
+    run(&mut client, &["SET a 1"]);
+    caught_up(&mut client, &mut first);
+    let id = info(&mut client, "master_replid");
+    let end = offset(&mut client);
+    run(&mut client, &["SET a 2", "MULTI", "INCR a", "INCR b", "EXEC"]);
+    caught_up(&mut client, &mut first);
+    old.kill();
+    run(&mut first, &["REPLICAOF NO ONE"]);
+    let end_here: u64 = info(&mut first, "second_repl_offset").parse().expect("an offset");
+    assert!(end_here > end, "{end_here}");
+    for (from, goes_on) in [(end_here, true), (end_here + 1, false), (end_here + 1000, false)] {
+        let reply = Reader::connect(&new).ask(&format!("PSYNC {id} {from}"));
+        assert_eq!(reply.starts_with("+CONTINUE"), goes_on, "{from}: {reply}");
+    }
+    // One that has less gets the rest of the former stream, then the new one.
+    let own = info(&mut first, "master_replid");
+    let mut reader = Reader::connect(&new);
+    let reply = reader.ask(&format!("PSYNC {id} {}", end + 1));
+    assert_eq!(reply, format!("+CONTINUE {own}"));
+    run(&mut first, &["SET mine 1"]);
+    let mut words = Vec::new();
+    while words.last().is_none_or(|last| last != "SET mine 1") {
+        words.push(reader.next());
+    }
+    words.retain(|words| !words.starts_with("REPLCONF"));
+    assert_eq!(words, ["SET a 2", "MULTI", "INCR a", "INCR b", "EXEC", "SET mine 1"]);
+}
+
+fn error(client: &mut Connection, words: &[&str]) -> String {
+    let mut request = cmd(words[0]);
+    request.arg(&words[1..]);
+    let failed = request.query::<Value>(client).expect_err("an error");
+    format!("{} {}", failed.code().unwrap_or_default(), failed.detail().unwrap_or_default())
+}
+
+#[test]
+fn a_failover_exchanges_the_roles_and_nothing_is_sent_anew() {
+    let primary = Server::start(&["--workers", "2", "--appendfsync", "everysec"]);
+    let replica = follow(&primary, &[]);
+    let sibling = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    let mut third = sibling.client();
+    run(&mut client, CHANGES);
+    caught_up(&mut client, &mut other);
+    caught_up(&mut client, &mut third);
+    let port = replica.port().to_string();
+    run(&mut client, &["INCR moved"]);
+    run(&mut client, &[&format!("FAILOVER TO 127.0.0.1 {port} TIMEOUT 20000")]);
+    // It waits for the end of the failover, and is refused then.
+    let refused = client.incr::<_, _, i64>("moved", 1);
+    assert!(refused.is_err() || refused.is_ok_and(|value| value == 2));
+    until("the roles are exchanged", || {
+        info(&mut other, "role") == "master" && info(&mut client, "master_link_status") == "up"
+    });
+    assert_eq!(info(&mut client, "master_failover_state"), "no-failover");
+    assert_eq!(info(&mut client, "role"), "slave");
+    run(&mut other, &["INCR moved", "INCR n1"]);
+    caught_up(&mut other, &mut client);
+    assert_eq!(count(&mut other, "sync_full"), 0);
+    replicaof(&mut third, replica.port());
+    until("both are there", || info(&mut other, "connected_slaves") == "2");
+    run(&mut other, &["INCR n1"]);
+    caught_up(&mut other, &mut client);
+    until("the third has it", || contents(&mut third, 0) == contents(&mut other, 0));
+    assert_eq!(count(&mut other, "sync_full"), 0);
+    assert_eq!(contents(&mut client, 0), contents(&mut other, 0));
+    let configured: Vec<String> =
+        cmd("CONFIG").arg(&["GET", "replicaof"]).query(&mut client).expect("it");
+    assert_eq!(configured[1], format!("127.0.0.1 {port}"));
+    // And back.
+    run(&mut other, &["FAILOVER TIMEOUT 20000"]);
+    until("there is another primary", || info(&mut other, "role") == "slave");
+    until("its link is up", || info(&mut other, "master_link_status") == "up");
+}
+
+#[test]
+fn a_failover_that_cannot_be_is_refused_or_ends() {
+    let primary = Server::start(&["--appendfsync", "always"]);
+    let mut client = primary.client();
+    let refused = |client: &mut Connection, words: &[&str], text: &str| {
+        assert_eq!(error(client, words), text, "{words:?}");
+    };
+    refused(&mut client, &["FAILOVER"], "ERR FAILOVER requires connected replicas.");
+    refused(&mut client, &["FAILOVER", "ABORT"], "ERR No failover in progress.");
+    refused(&mut client, &["FAILOVER", "ABORT", "FORCE"], "ERR syntax error");
+    refused(
+        &mut client,
+        &["FAILOVER", "TIMEOUT", "0"],
+        "ERR FAILOVER timeout must be greater than 0",
+    );
+    refused(
+        &mut client,
+        &["FAILOVER", "TIMEOUT", "x"],
+        "ERR value is not an integer or out of range",
+    );
+    // It is online, and never acknowledges anything.
+    let mut reader = Reader::connect(&primary);
+    reader.ask("REPLCONF listening-port 1 ip-address 10.0.0.1");
+    reader.ask("PSYNC ? -1");
+    reader.data_set();
+    run(&mut client, &["SET a 1"]);
+    assert_eq!(reader.next(), "SET a 1");
+    let target = ["FAILOVER", "TO", "10.0.0.1", "1"];
+    let forced = "ERR FAILOVER with force option requires both a timeout and target HOST and IP.";
+    refused(&mut client, &["FAILOVER", "FORCE"], forced);
+    refused(&mut client, &[&target[..], &["FORCE"]].concat(), forced);
+    let unknown = "ERR FAILOVER target HOST and PORT is not a replica.";
+    refused(&mut client, &["FAILOVER", "TO", "10.0.0.1", "2"], unknown);
+    let mut request = cmd("FAILOVER");
+    let _: () = request.arg(&["TO", "10.0.0.1", "1"]).query(&mut client).expect("FAILOVER");
+    refused(&mut client, &["FAILOVER"], "ERR FAILOVER already in progress.");
+    assert_eq!(info(&mut client, "master_failover_state"), "waiting-for-sync");
+    refused(
+        &mut client,
+        &["REPLICAOF", "NO", "ONE"],
+        "ERR REPLICAOF not allowed while failing over.",
+    );
+    let reply = Reader::connect(&primary).ask("PSYNC ? -1");
+    assert_eq!(reply, "-NOMASTERLINK Can't SYNC while failing over");
+    let mut writer = primary.client();
+    let writing = std::thread::spawn(move || writer.set::<_, _, ()>("b", 1));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!writing.is_finished(), "writes wait");
+    assert_eq!(client.get::<_, i64>("a").expect("GET"), 1);
+    run(&mut client, &["FAILOVER ABORT"]);
+    writing.join().expect("it ends").expect("it is written");
+    assert_eq!(info(&mut client, "master_failover_state"), "no-failover");
+    run(&mut client, &["FAILOVER TIMEOUT 100"]);
+    until("the time is over", || info(&mut client, "master_failover_state") == "no-failover");
+    let _: () = client.set("c", 1).expect("this server is still the primary");
+    // By force, to an address where nobody is: only ABORT helps.
+    let end = info(&mut client, "master_replid");
+    run(&mut client, &["CONFIG SET repl-timeout 1", "FAILOVER TO 10.0.0.1 1 FORCE TIMEOUT 100"]);
+    until("it is a replica", || info(&mut client, "role") == "slave");
+    assert_eq!(info(&mut client, "master_failover_state"), "failover-in-progress");
+    run(&mut client, &["FAILOVER ABORT", "SET d 1"]);
+    assert_eq!(info(&mut client, "role"), "master");
+    assert_eq!(info(&mut client, "master_replid2"), end);
+}
+
+#[test]
+fn a_replica_that_takes_over_reads_the_rest_of_the_stream_first() {
+    use super::replica::{EMPTY, ID, Primary};
+    let primary = Primary::serve(EMPTY);
+    let replica = Server::start(&[]);
+    let mut client = replica.client();
+    super::replica::follow(&mut client, &primary);
+    primary.say(&["SELECT 0", "SET a 1"]);
+    primary.wait();
+    until("it has that", || client.get::<_, Option<i64>>("a").is_ok_and(|a| a == Some(1)));
+    let has: u64 = info(&mut client, "slave_repl_offset").parse().expect("an offset");
+    let rest = "*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$1\r\n2\r\n".len() as u64;
+    let mut reader = Reader::connect(&replica);
+    reader.say(&format!("PSYNC {ID} {} FAILOVER", has + rest + 1));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(info(&mut client, "role"), "slave", "it waits");
+    primary.say(&["SET b 2"]);
+    let reply = reader.line();
+    assert!(reply.starts_with("+CONTINUE"), "{reply}");
+    assert_eq!(client.get::<_, i64>("b").expect("GET"), 2);
+    assert_eq!(info(&mut client, "role"), "master");
+}
+
+#[test]
+fn only_the_primary_makes_its_replica_take_over() {
+    let primary = Server::start(&["--appendfsync", "always"]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    caught_up(&mut client, &mut other);
+    let id = info(&mut client, "master_replid");
+    let next = offset(&mut client) + 1;
+    let mut reader = Reader::connect(&primary);
+    let reply = reader.ask(&format!("PSYNC {id} {next} FAILOVER"));
+    assert_eq!(reply, "-ERR PSYNC FAILOVER can't be sent to a master.");
+    let mut reader = Reader::connect(&replica);
+    let reply = reader.ask(&format!("PSYNC {} {next} FAILOVER", "0".repeat(40)));
+    assert_eq!(reply, "-ERR PSYNC FAILOVER replid must match my replid.");
+    let reply = reader.ask(&format!("PSYNC {id} {next} FAILOVER"));
+    assert!(reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC"), "{reply}");
+    assert_eq!(info(&mut other, "role"), "master");
+}
