@@ -67,16 +67,25 @@ impl Account {
         }
     }
 
+    /// Returns the maximum size of a buffer whose greatest value takes `value` bytes, while all
+    /// others keep to the limit of all: many small values get no more than that limit, and one
+    /// large value fits beside them twice, since a growing buffer is copied.
+    fn most_with(&self, value: usize) -> usize {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let single = self.single.load(Ordering::Relaxed);
+        single.min(limit.saturating_add(value.saturating_mul(2)))
+    }
+
     /// Like [`change`](Self::change), if there is room. One buffer may take the whole limit of all
     /// clients; if others use that, they are closed, and meanwhile there may be twice as much. It
-    /// may take the limit of a single client, beside a buffer of that size from which it is copied,
-    /// while the others keep to the limit of all.
-    fn try_change(&self, before: usize, now: usize) -> bool {
+    /// may take what a single client may with a `value` of so many bytes, beside a buffer of that
+    /// size from which it is copied, while the others keep to the limit of all.
+    fn try_change(&self, before: usize, now: usize, value: usize) -> bool {
         self.change(before, now);
         let limit = self.limit.load(Ordering::Relaxed);
         let most = limit.saturating_mul(2);
         let taken = self.taken.load(Ordering::Relaxed);
-        let is_single = now <= self.single.load(Ordering::Relaxed);
+        let is_single = now <= self.most_with(value);
         let fits = limit == 0
             || now <= before
             || (now <= limit && taken <= most)
@@ -112,8 +121,15 @@ impl Taken {
     /// refuse it.
     #[must_use]
     pub fn try_set(&mut self, bytes: usize) -> bool {
+        self.try_set_with(bytes, usize::MAX)
+    }
+
+    /// Like [`try_set`](Self::try_set) for a buffer of several values, the greatest of which takes
+    /// `value` bytes: only that one may be beyond the limit of all clients.
+    #[must_use]
+    pub fn try_set_with(&mut self, bytes: usize, value: usize) -> bool {
         let now = counted(bytes);
-        let fits = CLIENTS.try_change(self.0, now);
+        let fits = CLIENTS.try_change(self.0, now, value);
         if fits {
             self.0 = now;
         }
@@ -138,29 +154,40 @@ mod tests {
     #[test]
     fn one_buffer_may_take_all_memory_and_all_buffers_twice_as_much() {
         let account = Account::new();
-        assert!(account.try_change(0, usize::MAX / 2) && !account.is_over());
+        assert!(account.try_change(0, usize::MAX / 2, usize::MAX) && !account.is_over());
         account.change(usize::MAX / 2, 0);
         account.set_limit(Limit { all: 100, single: 100 });
-        assert!(!account.try_change(0, 101) && account.try_change(0, 100));
+        assert!(!account.try_change(0, 101, usize::MAX) && account.try_change(0, 100, usize::MAX));
         assert!(!account.is_over());
-        assert!(account.try_change(0, 80) && account.is_over());
-        assert!(!account.try_change(0, 30), "there is no more");
-        assert!(account.try_change(100, 90), "what gets smaller always fits");
+        assert!(account.try_change(0, 80, usize::MAX) && account.is_over());
+        assert!(!account.try_change(0, 30, usize::MAX), "there is no more");
+        assert!(account.try_change(100, 90, usize::MAX), "what gets smaller always fits");
         account.change(90, 0);
-        assert!(!account.is_over() && account.try_change(0, 100));
+        assert!(!account.is_over() && account.try_change(0, 100, usize::MAX));
     }
 
     #[test]
     fn a_single_buffer_may_be_large_while_the_others_keep_to_the_limit() {
         let account = Account::new();
         account.set_limit(Limit { all: 100, single: 1000 });
-        assert!(account.try_change(0, 80));
-        assert!(!account.try_change(0, 1001));
-        assert!(account.try_change(0, 1000) && account.is_over());
-        assert!(!account.try_change(0, 101), "there is a large one already");
-        assert!(account.try_change(0, 1000), "its copy");
+        assert!(account.try_change(0, 80, usize::MAX));
+        assert!(!account.try_change(0, 1001, usize::MAX));
+        assert!(account.try_change(0, 1000, usize::MAX) && account.is_over());
+        assert!(!account.try_change(0, 101, usize::MAX), "there is a large one already");
+        assert!(account.try_change(0, 1000, usize::MAX), "its copy");
         account.change(2000, 0);
         account.change(0, 600);
-        assert!(!account.try_change(0, 500), "the others are beyond the limit");
+        assert!(!account.try_change(0, 500, usize::MAX), "the others are beyond the limit");
+    }
+
+    #[test]
+    fn many_small_values_take_no_more_than_all_clients_may() {
+        let account = Account::new();
+        account.set_limit(Limit { all: 100, single: 1000 });
+        assert!(!account.try_change(0, 121, 10) && account.try_change(0, 120, 10));
+        account.change(120, 0);
+        assert!(!account.try_change(0, 601, 250) && account.try_change(0, 600, 250));
+        account.change(600, 0);
+        assert!(!account.try_change(0, 1001, 1000) && account.try_change(0, 1000, 1000));
     }
 }

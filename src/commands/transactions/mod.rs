@@ -171,7 +171,9 @@ fn run_queued(
             // The whole unit is rolled back: the misses of later commands are loaded together with
             // this one.
             Err(UnitStop::Handler(Stop::Miss(needs))) if missed.len() < MAX_MISSED => {
-                missed.extend(needs)
+                missed.extend(needs);
+                // Of an attempt that is repeated nobody reads the replies: none is copied.
+                cx.out.discard_rest();
             }
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),

@@ -35,6 +35,10 @@ const FRAME: usize = 24;
 /// Initial capacity of a buffer in bytes.
 const FIRST: usize = 64;
 
+/// A buffer that may not double grows at least by this part of its bytes, so that it is not copied
+/// for each of many small values.
+const GROWTH_PART: usize = 8;
+
 /// The error in place of a reply that did not fit.
 pub const LOST: &str = "ERR the command has run, but its reply takes more memory than there is for \
     clients (maxmemory-clients)";
@@ -48,6 +52,8 @@ pub struct Reply {
     /// Offset from which on bytes are missing for lack of room; [`WHOLE`] if none is missing.
     lost_at: usize,
     taken: Taken,
+    /// Bytes of the greatest value for which the buffer has grown.
+    greatest: usize,
     /// Ends of the pieces, if there are any.
     pieces: Vec<usize>,
 }
@@ -114,7 +120,7 @@ impl Reply {
     }
 
     fn of(buf: Vec<u8>, proto: Proto, taken: Taken) -> Self {
-        Self { buf, proto, lost_at: WHOLE, taken, pieces: Vec::new() }
+        Self { buf, proto, lost_at: WHOLE, taken, greatest: 0, pieces: Vec::new() }
     }
 
     /// Returns the memory of the buffer for reuse.
@@ -413,6 +419,9 @@ impl Reply {
     /// Removes everything behind the first `len` bytes ([`Reply::len`] at an earlier point).
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
+        if len == 0 {
+            self.greatest = 0;
+        }
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
             self.lost_at = WHOLE;
@@ -451,8 +460,12 @@ impl Reply {
         if self.is_lost() {
             return false;
         }
+        self.greatest = self.greatest.max(more);
         let wanted = self.buf.len() + more;
-        let fits = self.grow(wanted.max(self.buf.capacity() * 2).max(FIRST)) || self.grow(wanted);
+        let part = self.buf.len() / GROWTH_PART;
+        let fits = self.grow(wanted.max(self.buf.capacity() * 2).max(FIRST))
+            || self.grow(wanted + part)
+            || (more >= part && self.grow(wanted));
         if !fits {
             self.discard_rest();
         }
@@ -461,7 +474,7 @@ impl Reply {
 
     fn grow(&mut self, capacity: usize) -> bool {
         let counts = capacity > SMALL;
-        (!counts || self.taken.try_set(capacity))
+        (!counts || self.taken.try_set_with(capacity, self.greatest))
             && self.buf.try_reserve_exact(capacity - self.buf.len()).is_ok()
     }
 
