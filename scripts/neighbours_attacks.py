@@ -288,6 +288,27 @@ def logs(target):
     flood(target, b"", b"".join(encode(words) for words in asked) * 20, clients=20)
 
 
+@attack("replicas", "replicas that do not read, beside some that ask for the data set and leave, again and again", strings)
+def replicas(target):
+    ask = encode(["REPLCONF", "capa", "eof"]) + encode(["PSYNC", "?", "-1"])
+
+    def leave_and_return():
+        while not target.stopped():
+            try:
+                with target.socket() as plain:
+                    plain.sendall(ask)
+                    target.stop.wait(0.05)
+            except OSError:
+                target.stop.wait(0.05)
+
+    runners = [threading.Thread(target=leave_and_return) for _ in range(4)]
+    for runner in runners:
+        runner.start()
+    flood(target, ask, b"", clients=10)
+    for runner in runners:
+        runner.join()
+
+
 @attack("http", "figures and values by HTTP, again and again, never read", strings, only_ours=True)
 def http(target):
     login = base64.b64encode(f"default:{target.password or ''}".encode()).decode()

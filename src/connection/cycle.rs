@@ -113,6 +113,7 @@ impl Cycle {
             || sent.0 >= MAX_REMOTE
             || self.out.len() + sent.1 > MAX_REPLIES
             || self.out.is_lost()
+            || self.out.lacks_room()
     }
 
     /// Returns true if every reply so far is in the cycle's buffer.

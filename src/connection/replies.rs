@@ -5,9 +5,14 @@ use super::Connection;
 use crate::clients::{ClientState, STRANGER_TIME};
 use flagstone_wire::resp::Reply;
 use std::io::ErrorKind;
+use std::time::Duration;
 
 /// Bytes of replies that may be sent at once whatever the output limits of the client's class.
 const ALWAYS_TAKEN: usize = 16 * 1024;
+
+/// Pause of a client behind a reply for which there was no memory: each try may cost as much as a
+/// reply of that size, and other clients wait meanwhile.
+const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes sent to a client that has not authenticated. One that asks for more is
 /// ignored until its time is over instead of closed, because it would reconnect at once.
@@ -54,6 +59,10 @@ impl Connection {
             }
         }
         self.moved += out.len();
-        self.wire().reply(out.as_bytes()).await
+        self.wire().reply(out.as_bytes()).await?;
+        if out.lacks_room() {
+            tokio::time::sleep(NO_ROOM_PAUSE).await;
+        }
+        Ok(())
     }
 }

@@ -111,6 +111,7 @@ impl Scattered {
         }
         let mut whole = CheckedReplies::new(worker, self.pieces.len());
         while whole.bytes.len() <= MAX_REPLIES
+            && !whole.bytes.lacks_room()
             && let Some(piece) = self.pieces.pop_front()
         {
             match piece {
@@ -125,20 +126,25 @@ impl Scattered {
                             worker.run_one(command.command, command.args(), command.request).await;
                     }
                     ran.end_wait(self.out.proto());
-                    let answer = worker.settle_reply(command, ran).await;
+                    let mut answer = worker.settle_reply(command, ran).await;
                     whole.push(command, (answer.reply.as_bytes(), answer.outcome));
+                    whole.bytes.take_lack(&mut answer.reply);
                 }
                 ReplySource::Remote { worker: target, command } => {
-                    let remote = self.remote.iter_mut().find(|remote| remote.worker == target);
-                    match next_of(worker, remote).await {
+                    let mut remote = self.remote.iter_mut().find(|remote| remote.worker == target);
+                    match next_of(worker, remote.as_deref_mut()).await {
                         Some(reply) => whole.push(command, reply),
                         None => {
                             whole.push_error(command, &format!("ERR worker {target} is gone"));
                         }
                     }
+                    if let Some(reply) = remote.and_then(|remote| remote.reply.as_mut()) {
+                        whole.bytes.take_lack(reply.buffer());
+                    }
                 }
             }
         }
+        whole.bytes.take_lack(&mut self.out);
         if self.remote.iter().filter_map(|remote| remote.reply.as_ref()).any(BatchReply::is_lost) {
             whole.bytes.discard_rest();
         }

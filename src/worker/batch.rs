@@ -185,6 +185,11 @@ impl BatchReply {
         self.bytes.is_lost()
     }
 
+    /// Returns the replies' buffer.
+    pub fn buffer(&mut self) -> &mut Reply {
+        &mut self.bytes
+    }
+
     /// Replaces the replies by these.
     pub(super) fn set(&mut self, bytes: &[u8], ends: &[(usize, Outcome)]) {
         self.bytes.clear();
@@ -220,6 +225,7 @@ impl BatchReply {
             rest = later.take_rest();
         }
         whole.rest = rest;
+        whole.bytes.take_lack(&mut later.bytes);
         whole
     }
 
@@ -278,7 +284,12 @@ pub(super) struct BatchRun {
 impl BatchRun {
     /// Returns true if all of so many commands have run, and their replies are here.
     pub(super) fn is_whole(&self, commands: usize) -> bool {
-        self.parked.is_empty() && self.ends.len() == commands && !self.out.is_lost()
+        self.parked.is_empty() && self.ends.len() == commands && !self.lacks_room()
+    }
+
+    /// Returns true if a reply did not fit.
+    fn lacks_room(&self) -> bool {
+        self.out.is_lost() || self.out.lacks_room()
     }
 
     /// Empties it for the next batch.
@@ -313,7 +324,7 @@ impl Worker {
     ) {
         let BatchRun { out, ends, seen, shown, parked, room } = run;
         for (n, item) in batch.commands[range].iter().enumerate() {
-            if out.len() > MAX_REPLIES || out.is_lost() {
+            if out.len() > MAX_REPLIES || out.is_lost() || out.lacks_room() {
                 break;
             }
             let args = batch.args(item);

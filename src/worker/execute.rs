@@ -9,6 +9,7 @@ use crate::unit::said;
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
+use flagstone_wire::resp::reply::LOST;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
 
@@ -249,7 +250,7 @@ impl Worker {
         cx.store.words.end_group();
         let (mut empty, mut ended) = (None, Outcome::Failed);
         match outcome {
-            Ok(()) if out.replace_lost(mark) => {}
+            Ok(()) if out.replace_lost(mark) => self.stats().failed(command, LOST.as_bytes()),
             Ok(()) => ended = Outcome::Done,
             Err(Stop::Block(block)) => {
                 out.truncate(mark);

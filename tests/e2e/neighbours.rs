@@ -260,6 +260,16 @@ fn a_reply_that_does_not_fit_is_an_error_and_closes_no_client() {
     assert!(grown < 96 << 20, "the memory grew by {grown} bytes");
 }
 
+/// Runs commands in a transaction, whose reply is dropped.
+fn transaction(
+    client: &mut redis::Connection,
+    commands: &[redis::Cmd],
+) -> Result<(), redis::RedisError> {
+    redis::cmd("MULTI").exec(client)?;
+    commands.iter().try_for_each(|command| command.exec(client))?;
+    redis::cmd("EXEC").exec(client)
+}
+
 #[test]
 fn replies_of_many_large_values_keep_to_the_limit_and_one_very_large_value_comes() {
     for workers in ["1", "2"] {
@@ -273,13 +283,10 @@ fn replies_of_many_large_values_keep_to_the_limit_and_one_very_large_value_comes
             .query(&mut client)
             .expect("SET");
         let keys: Vec<String> = (0..64).map(|n| format!("k{}", n % 8)).collect();
-        let mut pipe = redis::pipe();
-        pipe.atomic();
-        keys.iter().for_each(|key| {
-            pipe.cmd("GET").arg(key);
-        });
+        let get = |key: &String| redis::cmd("GET").arg(key).clone();
+        let gets: Vec<redis::Cmd> = keys.iter().map(get).collect();
         let before = server.peak_rss();
-        let error = pipe.query::<Vec<Vec<u8>>>(&mut client).expect_err("512 MiB");
+        let error = transaction(&mut client, &gets).expect_err("512 MiB");
         assert!(error.to_string().contains("maxmemory-clients"), "{error}");
         let error = redis::cmd("MGET").arg(&keys).query::<()>(&mut client).expect_err("512 MiB");
         assert!(error.to_string().contains("maxmemory-clients"), "{error}");
@@ -288,6 +295,44 @@ fn replies_of_many_large_values_keep_to_the_limit_and_one_very_large_value_comes
         let value: Vec<u8> = redis::cmd("GET").arg("large").query(&mut client).expect("one value");
         assert_eq!(value.len(), 64 * MIB);
     }
+}
+
+#[test]
+fn a_client_whose_replies_find_no_room_pauses_between_its_tries() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "2mb"]].concat());
+    let mut client = server.client();
+    for list in 0..4 {
+        for _ in 0..4 {
+            let (key, items) = (format!("l{list}"), vec![vec![b'y'; 500]; 2000]);
+            let () = redis::cmd("RPUSH").arg(key).arg(items).query(&mut client).expect("RPUSH");
+        }
+    }
+    let calls = || {
+        let stats: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut server.client()).expect("INFO");
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_lrange:calls="));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    };
+    let began = Instant::now();
+    let mut sockets: Vec<TcpStream> = (0..4).map(|_| server.socket()).collect();
+    for (list, socket) in sockets.iter_mut().enumerate() {
+        let ask = encode(&[b"LRANGE", format!("l{list}").as_bytes(), b"0", b"-1"]);
+        socket.write_all(&ask.repeat(100)).expect("sent");
+        let mut first = [0; 24];
+        socket.read_exact(&mut first).expect("answered");
+        assert_eq!(&first, b"-ERR the command has run");
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    // Of each client one at once, and one after each second.
+    let (calls, most) = (calls(), 4 * (1 + began.elapsed().as_secs()));
+    assert!(calls <= most, "{calls} calls");
+    drop(sockets);
+    // Of a transaction, nothing is rendered behind the reply that does not fit.
+    let mut range = redis::cmd("LRANGE");
+    range.arg("l0").arg(0).arg(-1);
+    let error = transaction(&mut client, &vec![range; 100]).expect_err("there is no room");
+    assert!(error.to_string().contains("maxmemory-clients"), "{error}");
+    assert_eq!(redis::cmd("LLEN").arg("l0").query::<u64>(&mut client).expect("it goes on"), 8000);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
 use flagstone_wire::resp::Args;
+use flagstone_wire::resp::reply::LOST;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
 /// a time.
@@ -167,6 +168,10 @@ fn run_queued(
             Err(UnitStop::Handler(Stop::Error(text))) => {
                 fail_part(unit, origin, part.command, &text)?;
                 cx.out.error(&*text);
+                if *text == *LOST.as_bytes() {
+                    // There is no room for the others' replies either.
+                    cx.out.discard_rest();
+                }
             }
             // The whole unit is rolled back: the misses of later commands are loaded together with
             // this one.

@@ -54,6 +54,8 @@ pub struct Reply {
     taken: Taken,
     /// Bytes of the greatest value for which the buffer has grown.
     greatest: usize,
+    /// True if an error has replaced a reply that did not fit.
+    lacks_room: bool,
     /// Ends of the pieces, if there are any.
     pieces: Vec<usize>,
 }
@@ -120,7 +122,15 @@ impl Reply {
     }
 
     fn of(buf: Vec<u8>, proto: Proto, taken: Taken) -> Self {
-        Self { buf, proto, lost_at: WHOLE, taken, greatest: 0, pieces: Vec::new() }
+        Self {
+            buf,
+            proto,
+            lost_at: WHOLE,
+            taken,
+            greatest: 0,
+            lacks_room: false,
+            pieces: Vec::new(),
+        }
     }
 
     /// Returns the memory of the buffer for reuse.
@@ -362,7 +372,11 @@ impl Reply {
     /// Appends replies that are rendered already, with their memory if there are no others.
     pub fn take_over(&mut self, other: Self) {
         if self.is_empty() && !self.is_lost() {
-            *self = Self { proto: self.proto, ..other };
+            *self = Self {
+                proto: self.proto,
+                lacks_room: self.lacks_room || other.lacks_room,
+                ..other
+            };
         } else if other.is_lost() {
             self.discard_rest();
         } else {
@@ -400,8 +414,21 @@ impl Reply {
         if lost {
             self.truncate(len);
             self.error(LOST);
+            self.lacks_room = true;
         }
         lost
+    }
+
+    /// Returns true if an error has replaced a reply that did not fit. Then no further command of the
+    /// client should run at once: it might render as much in vain.
+    #[inline]
+    pub fn lacks_room(&self) -> bool {
+        self.lacks_room
+    }
+
+    /// Moves what [`lacks_room`](Self::lacks_room) tells from another buffer to this one.
+    pub fn take_lack(&mut self, other: &mut Self) {
+        self.lacks_room |= std::mem::take(&mut other.lacks_room);
     }
 
     /// Returns the number of rendered bytes.
@@ -420,7 +447,7 @@ impl Reply {
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
         if len == 0 {
-            self.greatest = 0;
+            (self.greatest, self.lacks_room) = (0, false);
         }
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
