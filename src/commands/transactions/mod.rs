@@ -147,6 +147,7 @@ fn run_queued(
     unit.log_in(unit.request.account);
     // The connection puts the replies of a mixed queue together.
     let is_mixed = count < queued(args).count();
+    let start = cx.out.len();
     if !is_mixed {
         cx.out.array(count);
     }
@@ -169,7 +170,8 @@ fn run_queued(
                 fail_part(unit, origin, part.command, &text)?;
                 cx.out.error(&*text);
                 if *text == *LOST.as_bytes() {
-                    // There is no room for the others' replies either.
+                    // There is no room for the others' replies either, and none for these.
+                    cx.out.truncate(start);
                     cx.out.discard_rest();
                 }
             }
