@@ -109,7 +109,7 @@ impl Connection {
                 .note_logins(|command, args| routing::handlers(command).account?(node, args));
         }
         let request = self.session.request();
-        let ran = routing::run(&self.worker, exec, transaction.args(), request).await;
+        let mut ran = routing::run(&self.worker, exec, transaction.args(), request).await;
         drop(watches);
         let mut ended = Settled { outcome: ran.outcome, ..Settled::DONE };
         if ran.outcome == Outcome::Done {
@@ -127,6 +127,7 @@ impl Connection {
         } else {
             out.append(ran.reply.as_bytes());
         }
+        out.take_lack(&mut ran.reply);
         self.show(exec, args);
         Ok(ended)
     }

@@ -327,12 +327,47 @@ fn a_client_whose_replies_find_no_room_pauses_between_its_tries() {
     let (calls, most) = (calls(), 4 * (1 + began.elapsed().as_secs()));
     assert!(calls <= most, "{calls} calls");
     drop(sockets);
-    // Of a transaction, nothing is rendered behind the reply that does not fit.
-    let mut range = redis::cmd("LRANGE");
-    range.arg("l0").arg(0).arg(-1);
-    let error = transaction(&mut client, &vec![range; 100]).expect_err("there is no room");
-    assert!(error.to_string().contains("maxmemory-clients"), "{error}");
-    assert_eq!(redis::cmd("LLEN").arg("l0").query::<u64>(&mut client).expect("it goes on"), 8000);
+}
+
+#[test]
+fn all_commands_of_a_transaction_run_if_a_reply_does_not_fit() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "2mb"]].concat());
+    let mut client = server.client();
+    for _ in 0..4 {
+        let items = vec![vec![b'y'; 500]; 2000];
+        let () = redis::cmd("RPUSH").arg("list").arg(items).query(&mut client).expect("RPUSH");
+    }
+    let mut socket = server.socket();
+    // CLIENT makes the connection run a part of it, and INCR may be on another worker.
+    for named in [false, true] {
+        send(&mut socket, &[b"MULTI"]);
+        expect(&mut socket, b"+OK\r\n");
+        let mut queue = vec![vec![&b"LRANGE"[..], b"list", b"0", b"-1"]; 3];
+        queue.push(vec![b"INCR", b"count"]);
+        queue.push(vec![b"SELECT", b"1"]);
+        if named {
+            queue.push(vec![b"CLIENT", b"SETNAME", b"renamed"]);
+        }
+        for words in &queue {
+            send(&mut socket, words);
+            expect(&mut socket, b"+QUEUED\r\n");
+        }
+        send(&mut socket, &[b"EXEC"]);
+        let error = "-ERR the command has run, but its reply takes more memory than there is for clients \
+             (maxmemory-clients)\r\n";
+        let count = 1 + u8::from(named);
+        let mut reply = format!("*{}\r\n{}:{count}\r\n+OK\r\n", queue.len(), error.repeat(3));
+        if named {
+            reply.push_str("+OK\r\n");
+        }
+        expect(&mut socket, reply.as_bytes());
+        send(&mut socket, &[b"SELECT", b"0"]);
+        expect(&mut socket, b"+OK\r\n");
+    }
+    send(&mut socket, &[b"GET", b"count"]);
+    expect(&mut socket, b"$1\r\n2\r\n");
+    send(&mut socket, &[b"CLIENT", b"GETNAME"]);
+    expect(&mut socket, b"$7\r\nrenamed\r\n");
 }
 
 #[test]

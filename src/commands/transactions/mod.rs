@@ -9,7 +9,6 @@ use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
 use flagstone_wire::resp::Args;
-use flagstone_wire::resp::reply::LOST;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
 /// a time.
@@ -147,12 +146,15 @@ fn run_queued(
     unit.log_in(unit.request.account);
     // The connection puts the replies of a mixed queue together.
     let is_mixed = count < queued(args).count();
-    let start = cx.out.len();
     if !is_mixed {
         cx.out.array(count);
     }
     let mut missed = Vec::new();
     for (part, at) in parts() {
+        if !missed.is_empty() {
+            // Of an attempt that is repeated nobody reads the replies: none is rendered.
+            cx.out.discard_rest();
+        }
         while let Some((_, account)) = logins.next_if(|(login, _)| *login < at) {
             unit.log_in(account);
         }
@@ -166,21 +168,16 @@ fn run_queued(
         }
         match ran {
             Ok(()) => {}
+            // The unit runs again: only the misses of this attempt count.
+            Err(UnitStop::Handler(Stop::Error(_))) if !missed.is_empty() => {}
             Err(UnitStop::Handler(Stop::Error(text))) => {
                 fail_part(unit, origin, part.command, &text)?;
                 cx.out.error(&*text);
-                if *text == *LOST.as_bytes() {
-                    // There is no room for the others' replies either, and none for these.
-                    cx.out.truncate(start);
-                    cx.out.discard_rest();
-                }
             }
             // The whole unit is rolled back: the misses of later commands are loaded together with
             // this one.
             Err(UnitStop::Handler(Stop::Miss(needs))) if missed.len() < MAX_MISSED => {
-                missed.extend(needs);
-                // Of an attempt that is repeated nobody reads the replies: none is copied.
-                cx.out.discard_rest();
+                missed.extend(needs)
             }
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),

@@ -370,13 +370,10 @@ impl Reply {
     }
 
     /// Appends replies that are rendered already, with their memory if there are no others.
-    pub fn take_over(&mut self, other: Self) {
+    pub fn take_over(&mut self, mut other: Self) {
+        self.take_lack(&mut other);
         if self.is_empty() && !self.is_lost() {
-            *self = Self {
-                proto: self.proto,
-                lacks_room: self.lacks_room || other.lacks_room,
-                ..other
-            };
+            *self = Self { proto: self.proto, lacks_room: self.lacks_room, ..other };
         } else if other.is_lost() {
             self.discard_rest();
         } else {
@@ -452,7 +449,8 @@ impl Reply {
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
             self.lost_at = WHOLE;
-            self.buf.shrink_to(len + FIRST);
+            // Room that it would need again at once stays.
+            self.buf.shrink_to(len + len / GROWTH_PART + FIRST);
             self.taken.set(self.buf.capacity());
         }
     }
