@@ -427,8 +427,9 @@ impl HeldReplies {
         for (n, done) in parked {
             late.push((n, done.await.unwrap_or_else(|_| Ran::abandoned())));
         }
-        let Self { reply, mut seen, mut shown, to } = self;
+        let Self { mut reply, mut seen, mut shown, to } = self;
         let mut whole = BatchReply::default();
+        whole.bytes.take_lack(&mut reply.bytes);
         let mut put_off = Vec::new();
         let mut late = late.into_iter().peekable();
         for (n, (_, round)) in seen.iter_mut().enumerate() {
@@ -440,8 +441,9 @@ impl HeldReplies {
                 Some((_, mut ran)) => {
                     *round = ran.shown.round();
                     shown.add(std::mem::take(&mut ran.shown));
-                    let Answer { reply, outcome } = ran.into_answer(Proto::Resp2);
+                    let Answer { mut reply, outcome } = ran.into_answer(Proto::Resp2);
                     whole.push((reply.as_bytes(), outcome));
+                    whole.bytes.take_lack(&mut reply);
                 }
                 None => whole.push(reply.get(n).unwrap_or_default()),
             }
@@ -467,6 +469,7 @@ impl BatchReply {
             rest: std::mem::take(rest),
             ..Self::default()
         };
+        out.bytes.take_lack(&mut self.bytes);
         for (n, &(command, round)) in seen.iter().enumerate() {
             let reply = self.get(n).unwrap_or_default();
             let outcome = stats.give(&mut out.bytes, Some(command), reply, failure(round));

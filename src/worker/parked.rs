@@ -343,7 +343,9 @@ impl Parked {
     /// Ends the command, which has run or failed, and releases its locks.
     fn end(self, lock: Lock, ran: Ran) {
         if let Some(room) = &self.room {
-            room.spend(ran.answer.reply.len());
+            // Where one reply does not fit, others of the connection would not either.
+            let reply = &ran.answer.reply;
+            room.spend(if reply.lacks_room() { usize::MAX } else { reply.len() });
         }
         drop(lock);
         // If the connection has ended, the reply is dropped.
