@@ -2,14 +2,20 @@
 //! that keeps it is `crate::replication`.
 
 use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use flagstone_storage::journal::Lsn;
+use flagstone_storage::lease::BootTime;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::OwnedMutexGuard;
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 /// Number of digits of a replication id.
 const ID_DIGITS: usize = 40;
+
+/// Maximum number of positions that are remembered until they are durable.
+const MAX_UNSTORED: usize = 4096;
 
 /// Returns a new id of 40 random hexadecimal digits.
 pub fn new_id() -> String {
@@ -118,6 +124,15 @@ pub struct LinkView {
     pub former: Option<FormerStream>,
 }
 
+/// A promise to the primary: until then this server does not serve as one itself, nor vouches for
+/// another one.
+#[derive(Debug)]
+struct Promise {
+    /// `None`: an earlier process has promised something.
+    primary: Option<Primary>,
+    until: BootTime,
+}
+
 /// This server as a replica.
 #[derive(Debug, Default)]
 pub struct Replica {
@@ -129,6 +144,12 @@ pub struct Replica {
     is_up: AtomicBool,
     /// Number of bytes of the stream that are applied.
     offset: AtomicU64,
+    /// Records with positions that may not be durable, and the last position that is.
+    unstored: Mutex<VecDeque<(Lsn, u64)>>,
+    stored: AtomicU64,
+    /// Rings when records have become durable.
+    pub synced: Arc<Notify>,
+    promised: Mutex<Option<Promise>>,
     /// Copy of the end of the stream.
     applied: Mutex<AppliedBytes>,
     /// Full and partial synchronisations since the start.
@@ -157,6 +178,7 @@ impl Replica {
         let this = Self::default();
         this.set_loading(position.extent == SourceExtent::Part);
         this.offset.store(position.offset, Ordering::Relaxed);
+        this.stored.store(position.offset, Ordering::Relaxed);
         let mut link = this.link();
         link.position = position;
         link.own_id = new_id();
@@ -272,17 +294,65 @@ impl Replica {
         self.set_bit(PARTIAL, is_loading);
     }
 
-    /// Notes a position that is reached, unless a later one is known.
-    pub fn reached(&self, position: SourcePosition) {
+    /// Notes a position that is reached by a record, unless a later one is known.
+    pub fn reached(&self, position: SourcePosition, lsn: Lsn) {
         let mut link = self.link();
         if position.serial <= link.position.serial {
             return;
         }
         self.offset.store(position.offset, Ordering::Relaxed);
+        let mut unstored = self.unstored();
+        if unstored.len() == MAX_UNSTORED {
+            // The later record stands for both.
+            unstored.pop_back();
+        }
+        unstored.push_back((lsn, position.offset));
+        drop(unstored);
         if position.id.is_empty() {
             *self.applied() = AppliedBytes::default();
         }
         link.position = position;
+    }
+
+    fn unstored(&self) -> MutexGuard<'_, VecDeque<(Lsn, u64)>> {
+        self.unstored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of bytes of the stream that are on disk, if the records up to `durable` are.
+    pub fn stored(&self, durable: Lsn) -> u64 {
+        let mut unstored = self.unstored();
+        while let Some((_, offset)) = unstored.pop_front_if(|(lsn, _)| *lsn <= durable) {
+            self.stored.store(offset, Ordering::Relaxed);
+        }
+        self.stored.load(Ordering::Relaxed)
+    }
+
+    fn promised(&self) -> MutexGuard<'_, Option<Promise>> {
+        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Promises the primary of a choice not to serve as one for some time, nor to vouch for another
+    /// one. Returns false if the choice is not the present one: then the promise must not be sent.
+    pub fn promise(&self, epoch: u64, primary: Option<&Primary>, time: Duration) -> bool {
+        let until = BootTime::now().later(time);
+        *self.promised() = Some(Promise { primary: primary.cloned(), until });
+        // Who ends the link looks at the promise afterwards.
+        self.epoch() == epoch
+    }
+
+    /// Ends the promise: the primary itself asks this server to take over.
+    pub fn end_promise(&self) {
+        *self.promised() = None;
+    }
+
+    /// Returns how long it must not vouch for a primary yet; `None`: for itself.
+    pub fn promised_for(&self, primary: Option<&Primary>) -> Duration {
+        match &*self.promised() {
+            Some(promise) if primary.is_none() || promise.primary.as_ref() != primary => {
+                promise.until.left()
+            }
+            _ => Duration::ZERO,
+        }
     }
 
     fn applied(&self) -> MutexGuard<'_, AppliedBytes> {
@@ -337,10 +407,49 @@ mod tests {
     fn a_position_never_goes_back() {
         let position = |serial, offset| SourcePosition { serial, offset, ..Default::default() };
         let replica = Replica::new(position(5, 100));
-        replica.reached(position(4, 90));
+        replica.reached(position(4, 90), 1);
         assert_eq!((replica.offset(), replica.link().position.serial), (100, 5));
-        replica.reached(position(6, 0));
+        replica.reached(position(6, 0), 1);
         assert_eq!((replica.offset(), replica.link().position.serial), (0, 6));
+    }
+
+    #[test]
+    fn a_position_is_stored_when_its_record_is_durable() {
+        let position = |serial, offset| SourcePosition { serial, offset, ..Default::default() };
+        let replica = Replica::new(position(1, 100));
+        assert_eq!(replica.stored(0), 100);
+        replica.reached(position(2, 110), 7);
+        replica.reached(position(3, 120), 9);
+        assert_eq!([6, 7, 8, 9].map(|lsn| replica.stored(lsn)), [100, 110, 110, 120]);
+        for n in 0..2 * MAX_UNSTORED as u64 {
+            replica.reached(position(4 + n, 121 + n), 10 + n);
+        }
+        assert!(replica.unstored().len() <= MAX_UNSTORED);
+        assert_eq!(replica.stored(10), 121);
+        assert_eq!(replica.stored(u64::MAX), 120 + 2 * MAX_UNSTORED as u64);
+        // The data set of another stream.
+        let behind = 10_000 + 4;
+        replica.reached(position(behind, 50), u64::MAX);
+        assert_eq!(replica.stored(u64::MAX), 50);
+    }
+
+    #[test]
+    fn a_promise_binds_to_one_primary_and_is_kept_when_another_is_chosen() {
+        let replica = Replica::default();
+        let [one, other] = ["one 1", "other 2"].map(|text| Primary::parse(text).unwrap());
+        let epoch = replica.follow(one.clone());
+        let left = || [None, Some(&one), Some(&other)].map(|p| replica.promised_for(p).as_secs());
+        assert_eq!(left(), [0; 3]);
+        assert!(replica.promise(epoch, Some(&one), Duration::from_secs(3600)));
+        assert_eq!(left().map(|s| s > 3500), [true, false, true]);
+        replica.part();
+        assert!(!replica.promise(epoch, Some(&one), Duration::from_secs(7200)));
+        assert!(replica.promised_for(None) > Duration::from_secs(7100), "it may be on its way");
+        replica.end_promise();
+        assert_eq!(left(), [0; 3]);
+        // Of an earlier process.
+        replica.promise(0, None, Duration::from_secs(3600));
+        assert_eq!(left().map(|s| s > 3500), [true; 3]);
     }
 
     #[test]
@@ -374,7 +483,7 @@ mod tests {
         assert_eq!(end(&replica), (100, String::new()));
         let apply = |serial, from, bytes: &[u8]| {
             replica.keep_applied(from, bytes, 5);
-            replica.reached(at(serial, from + bytes.len() as u64));
+            replica.reached(at(serial, from + bytes.len() as u64), serial);
             end(&replica)
         };
         assert_eq!(apply(2, 100, b"abc"), (103, "abc".to_owned()));
@@ -382,9 +491,9 @@ mod tests {
         assert_eq!(apply(4, 107, b"1234567"), (114, "34567".to_owned()));
         // There is a gap, and another stream.
         assert_eq!(apply(5, 120, b"xy"), (122, "xy".to_owned()));
-        replica.reached(SourcePosition { serial: 6, ..Default::default() });
+        replica.reached(SourcePosition { serial: 6, ..Default::default() }, 6);
         assert_eq!(replica.followed_end(), None);
-        replica.reached(at(7, 122));
+        replica.reached(at(7, 122), 7);
         assert_eq!(end(&replica), (122, String::new()));
     }
 

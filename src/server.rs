@@ -171,7 +171,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         databases: settings.databases,
         segment_bytes: settings.journal_segment_size,
         archive: settings.journal_archive_retention_seconds != 0,
-        mode: sync_mode(settings.appendfsync),
+        mode: sync_mode(settings),
         everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
         inline_sync: settings.workers == 1 && settings.net_workers == 0,
         block_cache_bytes: budget.block_cache,
@@ -528,8 +528,9 @@ async fn run_worker(start: Start) -> Result<Partition> {
     })
     .await;
     let durable = Arc::new(Notify::new());
-    let poke = durable.clone();
+    let [poke, other] = [durable.clone(), durable.clone()];
     node.journal.subscribe(Box::new(move || poke.notify_one()));
+    node.followers.acks.subscribe(Box::new(move || other.notify_one()));
     tokio::task::spawn_local(worker.clone().run_committer());
     tokio::task::spawn_local(worker.clone().run_settler(durable));
     tokio::task::spawn_local(worker.clone().run_mailbox(inbox));

@@ -22,6 +22,7 @@ const BYTES: Range = (0, LONG_MAX);
 const MIB: i128 = 1024 * 1024;
 
 const FSYNC: &[&str] = &["everysec", "always", "no"];
+const REPL_ACK: &[&str] = &["none", "async", "sync"];
 const LOG_LEVELS: &[&str] = &["debug", "verbose", "notice", "warning", "nothing"];
 const PROTECTED_ACTION: &[&str] = &["no", "yes", "local"];
 const SHUTDOWN: &[&str] = &["default", "save", "nosave", "now", "force"];
@@ -70,7 +71,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("store", OptionalText, "", "where the data lies: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; empty: dir").at_start().protected(),
     d("journal", OptionalText, "", "where the journal lies, as store; empty: in the store").at_start().protected(),
     d("store-timeout-ms", Integer((100, 3_600_000)), "10000", "milliseconds that commands wait for a bucket that does not answer").at_start(),
-    d("serve-stale-data", YesNo, "no", "yes: values in memory are still read while the journal's bucket does not answer, although another server may have taken over; no: such reads fail"),
+    d("serve-stale-data", YesNo, "no", "yes: values in memory are still read while the journal's bucket, or a replica (repl-ack), does not answer, although another server may have taken over; no: such reads fail"),
     d("store-cache-size", Memory(BYTES), "0", "bytes of a bucket's files that are kept in dir once they were read; 0: none").at_start(),
     d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU, one for two CPUs").at_start(),
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),
@@ -259,6 +260,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("replica-announce-ip", OptionalText, "", "address to announce").alias("slave-announce-ip"),
     d("replica-announce-port", Integer(PORT), "0", "port to announce").alias("slave-announce-port"),
     d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority"),
+    d("repl-ack", OneOf(REPL_ACK), "none", "what a reply waits for: no replica (none), a replica has applied the write (async), has it on disk (sync)"),
     d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused; 0: none are needed").alias("min-slaves-to-write"),
     d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica; 0: min-replicas-to-write has no effect").alias("min-slaves-max-lag"),
     d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up"),

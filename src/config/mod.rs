@@ -41,7 +41,7 @@ pub use rewrite::RewriteScope;
 pub use settings::{
     AcceptMode, AppendFsync, ClientMemory, Compression, EndpointType, HttpTls, LogFormat, LogLevel,
     LogLimit, MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction,
-    RdbVersionCheck, Settings, SupervisedBy, TlsClientAuth, TlsSettings,
+    RdbVersionCheck, ReplAck, Settings, SupervisedBy, TlsClientAuth, TlsSettings,
 };
 
 /// The server's configuration, shared by all threads.

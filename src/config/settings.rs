@@ -96,6 +96,19 @@ choice! {
     }
 }
 choice! {
+    /// State of a write at replicas, for which its reply waits.
+    #[derive(Default)]
+    ReplAck {
+        /// Replies wait for no replica.
+        #[default]
+        None = "none",
+        /// A replica has applied it.
+        Async = "async",
+        /// A replica has it on disk.
+        Sync = "sync",
+    }
+}
+choice! {
     /// How connections are spread over threads.
     AcceptMode {
         /// Every thread listens and the kernel chooses.
@@ -282,6 +295,15 @@ macro_rules! settings {
     };
 }
 
+impl Settings {
+    /// Returns true if a reply waits until all that it shows is on disk: replicas are sent nothing
+    /// else.
+    #[inline]
+    pub fn replies_wait_for_disk(&self) -> bool {
+        self.appendfsync == AppendFsync::Always || self.repl_ack != ReplAck::None
+    }
+}
+
 fn read_field<T>(values: &Values, machine: Machine, read: impl Fn(&Values, Machine) -> T) -> T {
     read(values, machine)
 }
@@ -419,6 +441,7 @@ settings! {
     availability_zone: String = |v, _| v.text("availability-zone").to_owned();
 
     // Commands and RDB files.
+    repl_ack: ReplAck = |v, _| v.choice("repl-ack");
     min_replicas_to_write: u32 = |v, _| v.number("min-replicas-to-write");
     min_replicas_max_lag: u32 = |v, _| v.number("min-replicas-max-lag");
     replicaof: Option<String> = |v, _| v.optional_text("replicaof");

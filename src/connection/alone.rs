@@ -13,11 +13,20 @@ use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
 use crate::worker::FinishedCommand;
 use bytes::Buf;
+use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
 use std::time::Instant;
 
 impl Connection {
+    /// Returns true if the reply of a command may show data; that of EXEC, if one of its commands does.
+    fn shows_data(&self, command: &Command) -> bool {
+        match self.session.transaction.as_deref().filter(|_| command.spec.has(flag!(EXEC))) {
+            Some(transaction) => transaction.commands().iter().any(|one| routing::shows_data(one)),
+            None => routing::shows_data(command),
+        }
+    }
+
     /// Runs the command at the front of the buffer by itself. Returns false if the connection ends.
     pub(super) async fn run_barrier(&mut self) -> std::io::Result<bool> {
         let buf = std::mem::take(&mut self.buf);
@@ -36,11 +45,12 @@ impl Connection {
             self.session.reply_mode = ReplyMode::Skip;
         }
         let left = buf.len() - parser.consumed();
+        let command = gate::resolve(args).ok();
+        let shows_data = command.is_some_and(|command| self.shows_data(command));
         let ended = self.run_alone(args, left, &settings, &mut out).await?;
         // Other clients need not wait until this one has read its reply.
         self.worker.node.broadcast.pubsub.ring();
-        let command = gate::resolve(args).ok();
-        if command.is_some_and(routing::shows_data)
+        if shows_data
             && ended.outcome != Outcome::Refused
             && let Err(text) = self.worker.node.health.confirm_owner(&settings).await
         {

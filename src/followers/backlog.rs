@@ -106,6 +106,17 @@ impl Backlog {
         self.ends.get(at.checked_sub(1)?).map(|(_, end)| *end)
     }
 
+    /// Returns the last record whose words are within so many bytes of the stream; `None` if that is not
+    /// known any more.
+    pub fn record_at(&self, offset: u64) -> Option<Lsn> {
+        if offset >= self.end {
+            return Some(self.lsn);
+        }
+        let at = self.ends.partition_point(|(_, end)| *end <= offset);
+        // Records up to the next one with words have none.
+        (at > 0).then(|| self.ends[at].0 - 1)
+    }
+
     /// Returns some bytes from an offset on, none at the end; `None` if they are not there any more.
     pub fn read(&self, from: u64) -> Option<Bytes> {
         if from == self.end {
@@ -177,6 +188,18 @@ mod tests {
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), None]);
         new.push(&[(4, 2)], Bytes::from_static(b"ab"));
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), Some(9)]);
+    }
+
+    #[test]
+    fn the_last_record_within_some_bytes_is_known() {
+        let mut backlog = backlog();
+        let at = |backlog: &Backlog| [99, 100, 103, 104, 105, 109].map(|at| backlog.record_at(at));
+        let known = [None, Some(5), Some(7), Some(7), Some(8), Some(9)];
+        assert_eq!(at(&backlog), known);
+        backlog.advance(12);
+        assert_eq!(backlog.record_at(109), Some(12), "the records behind have no words");
+        backlog.trim(4, u64::MAX);
+        assert_eq!(at(&backlog)[3..], [None, Some(8), Some(12)]);
     }
 
     #[test]

@@ -69,6 +69,8 @@ pub struct Follower {
     /// Number of bytes that it has applied, and that it has stored.
     applied: AtomicU64,
     stored: AtomicU64,
+    /// Number of the last question of `repl-ack` that it has answered; 0: none.
+    answered: AtomicU64,
     /// Time of its last message, in ms since the Unix epoch.
     heard_ms: AtomicU64,
     /// Time since which it has been too slow; 0 if it is not.
@@ -84,6 +86,7 @@ impl Follower {
             needs: AtomicU64::new(u64::MAX),
             applied: AtomicU64::new(0),
             stored: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             heard_ms: AtomicU64::new(now_ms),
             slow_since_ms: AtomicU64::new(0),
         }
@@ -122,14 +125,30 @@ impl Follower {
         }
     }
 
+    /// Notes that it has answered a question of `repl-ack`.
+    pub fn answers(&self, question: u64) {
+        self.answered.fetch_max(question, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the last question that it has answered. If there is one, it is of our
+    /// kind, and tells by itself how far it is.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     pub fn heard_ms(&self) -> u64 {
         self.heard_ms.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of bytes that it has applied, or stored.
+    pub fn reached(&self, is_stored: bool) -> u64 {
+        let reached = if is_stored { &self.stored } else { &self.applied };
+        reached.load(Ordering::Relaxed)
+    }
+
     /// Returns true if it follows and has applied, or stored, so many bytes.
     pub fn has(&self, offset: u64, is_stored: bool) -> bool {
-        let reached = if is_stored { &self.stored } else { &self.applied };
-        self.state() == FollowerState::Online && reached.load(Ordering::Relaxed) >= offset
+        self.state() == FollowerState::Online && self.reached(is_stored) >= offset
     }
 
     /// Returns true if it follows and was heard of in the last seconds.

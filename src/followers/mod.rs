@@ -1,16 +1,19 @@
 //! Replicas of this server: the stream that they are sent, and how far each of them is. The
 //! connections that serve them are `crate::replication`.
 
+mod acks;
 mod backlog;
 mod failover;
 mod follower;
 mod render;
 
+pub use acks::{Acks, LeaseQuestion, REPLICA_LEASE, max_lag_s, promised_for};
 pub use backlog::Backlog;
 pub use failover::{Failover, FailoverStep, FailoverWish};
 pub use follower::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish};
 pub use render::render;
 
+use crate::config::ReplAck;
 use crate::replica::{FollowedEnd, FormerStream};
 use render::select_first;
 
@@ -64,6 +67,8 @@ pub struct StreamFigures {
 pub struct Followers {
     /// Words of the journal's records.
     pub feed: Arc<Feed>,
+    /// Replies that wait for replicas.
+    pub acks: Arc<Acks>,
     stream: Mutex<Option<OutStream>>,
     all: Mutex<Vec<Arc<Follower>>>,
     /// End of the stream; it changes when the stream grows or ends.
@@ -98,6 +103,7 @@ impl Followers {
     /// Creates the state of a server with this feed and no replicas.
     pub fn new(feed: Arc<Feed>) -> Self {
         Self {
+            acks: Arc::new(Acks::new(feed.clone())),
             feed,
             stream: Mutex::default(),
             all: Mutex::default(),
@@ -332,6 +338,36 @@ impl Followers {
     pub fn count(&self, offset: u64, is_stored: bool) -> usize {
         let has = |follower: &&Arc<Follower>| follower.has(offset, is_stored);
         lock(&self.all).iter().filter(has).count()
+    }
+
+    /// Settles the records that enough replicas have confirmed, and renews the lease that they give.
+    pub fn confirm(&self) {
+        if !self.acks.is_active() {
+            return;
+        }
+        let is_stored = self.acks.level() == ReplAck::Sync;
+        let all = self.all();
+        let offset = self.acks.common(&all, |follower| follower.reached(is_stored));
+        let stream = lock(&self.stream);
+        let record = stream.as_ref().and_then(|stream| stream.backlog.record_at(offset));
+        drop(stream);
+        // Nobody has confirmed the bytes before the first one.
+        if let Some(lsn) = record.filter(|_| offset > 0) {
+            self.acks.confirm(lsn);
+        }
+        self.acks.renew(self.acks.common(&all, Follower::answered));
+    }
+
+    /// Returns true if a replica is sent the stream.
+    pub fn has_online(&self) -> bool {
+        lock(&self.all).iter().any(|follower| follower.state() == FollowerState::Online)
+    }
+
+    /// Returns true if a replica has to be asked for its position: it does not tell by itself.
+    pub fn must_ask(&self) -> bool {
+        let all = lock(&self.all);
+        let mut online = all.iter().filter(|follower| follower.state() == FollowerState::Online);
+        online.any(|follower| follower.answered() == 0)
     }
 
     /// Returns the number of replicas that follow with at most so many seconds of lag.

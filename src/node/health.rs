@@ -7,8 +7,10 @@
 
 use super::DataSet;
 use crate::config::Settings;
+use crate::followers::Acks;
 use crate::replica::Replica;
 use crate::stalls::Stalls;
+use flagstone_commands::{CommandFlags, flag};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::SourcePosition;
 use flagstone_storage::lease::{Lease, Unconfirmed};
@@ -31,6 +33,10 @@ pub(super) const CUT_OFF: &str = "MISCONF The store of the journal does not answ
 /// Error in place of data while another server may own it.
 pub(super) const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
     may have taken over, and serve-stale-data is set to 'no'.";
+
+/// Error in place of data while a replica may have become the primary.
+pub(super) const REPLACED: &str = "MASTERDOWN No replica confirms that this server is still the primary \
+    (repl-ack), so that another one may be by now, and serve-stale-data is set to 'no'.";
 
 /// Error in place of data once another server may have taken it over for good.
 const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
@@ -55,6 +61,8 @@ pub struct Health {
     cut_off: AtomicBool,
     /// Number of replicas with little lag, as of some ms ago.
     good_replicas: AtomicUsize,
+    /// Replies that wait for replicas.
+    pub acks: Arc<Acks>,
 }
 
 impl Health {
@@ -66,6 +74,7 @@ impl Health {
         shards: u16,
         shard_workers: usize,
         position: SourcePosition,
+        acks: Arc<Acks>,
     ) -> Self {
         Self {
             clock,
@@ -76,6 +85,7 @@ impl Health {
             data_set: DataSet::new(shard_workers),
             cut_off: AtomicBool::new(false),
             good_replicas: AtomicUsize::new(0),
+            acks,
         }
     }
 
@@ -110,7 +120,7 @@ impl Health {
 
     /// Returns true if it is certain that no other server has taken the data over.
     pub fn is_owner(&self) -> bool {
-        self.lease.as_ref().is_none_or(|lease| lease.holds())
+        self.lease.as_ref().is_none_or(|lease| lease.holds()) && self.acks.is_owner()
     }
 
     /// Waits until it is certain that no other server has taken the data over.
@@ -119,16 +129,23 @@ impl Health {
     /// Returns the error that replaces replies which show data: another server owns it, or may own
     /// it.
     pub async fn confirm_owner(&self, settings: &Settings) -> Result<(), &'static str> {
-        let Some(lease) = &self.lease else { return Ok(()) };
         // The same command may already have waited for the store as long as commands may.
         let limit = match self.is_cut_off() {
             true => Duration::ZERO,
             false => Duration::from_millis(settings.store_timeout_ms),
         };
-        match lease.confirm(limit).await {
-            Err(Unconfirmed::Away) if settings.serve_stale_data => Ok(()),
-            Err(Unconfirmed::Away) => Err(DISOWNED),
-            Err(Unconfirmed::Lost) => Err(TAKEN_OVER),
+        let confirmed = match &self.lease {
+            Some(lease) => lease.confirm(limit).await.map_err(|reason| (reason, DISOWNED)),
+            None => Ok(()),
+        };
+        let confirmed = match confirmed {
+            Ok(()) => self.acks.confirm_owner().await.map_err(|reason| (reason, REPLACED)),
+            failed => failed,
+        };
+        match confirmed {
+            Err((Unconfirmed::Away, _)) if settings.serve_stale_data => Ok(()),
+            Err((Unconfirmed::Away, text)) => Err(text),
+            Err((Unconfirmed::Lost, _)) => Err(TAKEN_OVER),
             Ok(()) => Ok(()),
         }
     }
@@ -137,6 +154,20 @@ impl Health {
     /// vain.
     pub fn is_disowned(&self) -> bool {
         self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds())
+            || self.acks.is_disowned()
+    }
+
+    /// Returns the error if a command with these flags is one of them.
+    pub(super) fn disowned(&self, flags: CommandFlags) -> Option<&'static str> {
+        if flags.contains(flag!(STALE)) {
+            return None;
+        }
+        if self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds()) {
+            return Some(DISOWNED);
+        }
+        // Replicas have to be able to come.
+        let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
+        (has_data && self.acks.is_disowned()).then_some(REPLACED)
     }
 
     /// Returns how long the lease lasts without an answer from the store, in ms; `None` for a local

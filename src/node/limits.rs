@@ -2,7 +2,7 @@
 //! command runs, scripts before they run and before each command that they call.
 
 use super::Health;
-use super::health::{CHOKED, CUT_OFF, DISOWNED};
+use super::health::{CHOKED, CUT_OFF};
 use crate::command::Request;
 use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
@@ -39,10 +39,12 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
         Some(CUT_OFF)
     } else if flags.contains(flag!(WRITE)) && health.stalls.refuses_all_writes() {
         Some(JOURNAL_FULL)
-    } else if !flags.contains(flag!(STALE)) && health.is_disowned() && !settings.serve_stale_data {
-        Some(DISOWNED)
     } else if flags.contains(flag!(WRITE)) && lacks_replicas(health, settings) {
         Some(NO_REPLICAS)
+    } else if let Some(text) = health.disowned(flags)
+        && !settings.serve_stale_data
+    {
+        Some(text)
     } else if !health.replica.is_plain_primary() {
         refusal_of_replica(health, settings, flags)
     } else {
@@ -91,6 +93,9 @@ fn refusal_of_replica(
 
 /// Returns true if writes need more replicas than there are good ones.
 fn lacks_replicas(health: &Health, settings: &Settings) -> bool {
+    if health.acks.is_active() {
+        return health.good_replicas() < health.acks.needed() || health.acks.is_overdue();
+    }
     let wanted = settings.min_replicas_to_write as usize;
     wanted > 0 && settings.min_replicas_max_lag > 0 && health.good_replicas() < wanted
 }

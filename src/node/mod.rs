@@ -38,7 +38,7 @@ use crate::acl::{Accounts, DenialLog};
 use crate::clients::Clients;
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
-use crate::followers::Followers;
+use crate::followers::{Followers, max_lag_s};
 use crate::functions::Functions;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
@@ -56,6 +56,7 @@ use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -173,6 +174,7 @@ impl Node {
             key_permits: Semaphore::new(budget.many_keys),
             budget,
         };
+        let followers = Followers::new(parts.stored.feed);
         let Surroundings { background, handshakes, tls } = parts.surroundings;
         let ports = Ports { listener: OnceLock::new(), tls, handshakes };
         Ok(Self {
@@ -182,6 +184,7 @@ impl Node {
                 layout.shards,
                 shard_workers,
                 parts.stored.source,
+                followers.acks.clone(),
             ),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
@@ -194,7 +197,7 @@ impl Node {
             workers,
             shard_workers,
             clients: Clients::default(),
-            followers: Followers::new(parts.stored.feed),
+            followers,
             access: Access { accounts, denials: DenialLog::default() },
             broadcast,
             code,
@@ -367,23 +370,43 @@ impl Node {
         LATENCY.set_threshold(self.config.settings().latency_monitor_threshold_ms);
     }
 
-    /// Counts the replicas that `min-replicas-to-write` means.
-    pub fn count_good_replicas(&self) {
-        let max_lag_s = u64::from(self.config.settings().min_replicas_max_lag);
-        self.health.set_good_replicas(self.followers.good(max_lag_s, self.clock.now_ms()));
+    /// Returns the seconds of lag that a good replica may have.
+    fn max_lag_s(&self) -> u64 {
+        let is_awaited = self.followers.acks.is_active();
+        max_lag_s(self.config.settings().min_replicas_max_lag, is_awaited).into()
     }
 
-    /// Applies `appendfsync` to the journal.
+    /// Counts the replicas that `min-replicas-to-write` and `repl-ack` mean.
+    pub fn count_good_replicas(&self) {
+        self.health.set_good_replicas(self.followers.good(self.max_lag_s(), self.clock.now_ms()));
+    }
+
+    /// Looks if replicas confirm in time what is written.
+    pub fn look_at_acks(&self) {
+        self.followers.acks.look(self.journal.durable(), Duration::from_secs(self.max_lag_s()));
+    }
+
+    /// Applies `repl-ack` and `min-replicas-to-write`, after a change of these or of the role.
+    pub fn apply_repl_ack(&self) {
+        let settings = self.config.settings();
+        let needed = settings.min_replicas_to_write as usize;
+        let is_following = self.health.replica.is_following();
+        self.followers.acks.apply(settings.repl_ack, needed, is_following, self.journal.end());
+        self.count_good_replicas();
+    }
+
+    /// Applies `appendfsync` and `repl-ack` to the journal.
     pub fn apply_appendfsync(&self) {
-        self.journal.set_mode(sync_mode(self.appendfsync()));
+        self.journal.set_mode(sync_mode(&self.config.settings()));
         // Syncs the records of the old mode, for replies that wait in the new one.
         self.journal.request_sync(self.journal.end());
     }
 }
 
-/// Returns the journal's name of a mode.
-pub fn sync_mode(mode: AppendFsync) -> SyncMode {
-    match mode {
+/// Returns the journal's name of the mode of some settings.
+pub fn sync_mode(settings: &Settings) -> SyncMode {
+    match settings.appendfsync {
+        _ if settings.replies_wait_for_disk() => SyncMode::Always,
         AppendFsync::Always => SyncMode::Always,
         AppendFsync::Everysec => SyncMode::EverySec,
         AppendFsync::No => SyncMode::No,

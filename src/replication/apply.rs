@@ -91,7 +91,8 @@ impl Applier {
                 store_position(&worker, reached).await?;
             } else {
                 // If nothing was changed, nothing was stored either.
-                worker.node.health.replica.reached(reached);
+                let end = worker.node.journal.end();
+                worker.node.health.replica.reached(reached, end);
             }
             let kept = worker.settings().repl_backlog_size;
             worker.node.health.replica.keep_applied(end - bytes.len() as u64, &bytes, kept);
@@ -249,17 +250,22 @@ async fn demote_now(
     // From here on writes are refused.
     let replica = &node.health.replica;
     let epoch = replica.follow(primary);
+    node.apply_repl_ack();
     let Some((id, offset)) = end else { return Ok(Some(epoch)) };
     let serial = replica.link().position.serial + 1;
     let id = id.into_bytes().into();
     let position = SourcePosition { serial, offset, id, ..Default::default() };
     let stored = worker.partition.borrow_mut().put_source(node.clock.now_ms(), &position);
-    if let Err(error) = stored {
-        // The whole data set comes instead.
-        tracing::warn!(reason = refusal(&error).text, "the position of this server is not stored");
-        return Ok(Some(epoch));
-    }
-    replica.reached(position);
+    let lsn = match stored {
+        Ok(lsn) => lsn,
+        Err(error) => {
+            let reason = refusal(&error).text;
+            // The whole data set comes instead.
+            tracing::warn!(reason, "the position of this server is not stored");
+            return Ok(Some(epoch));
+        }
+    };
+    replica.reached(position, lsn);
     if let Some((first, bytes)) = node.followers.held() {
         replica.keep_applied(first, &bytes, worker.settings().repl_backlog_size);
     }
@@ -271,7 +277,7 @@ async fn store_position(worker: &Worker, position: SourcePosition) -> Result<(),
     let lsn = worker.partition.borrow_mut().put_source(now_ms, &position);
     let lsn = lsn.map_err(|error| refusal(&error).text)?;
     worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.text)?;
-    worker.node.health.replica.reached(position);
+    worker.node.health.replica.reached(position, lsn);
     Ok(())
 }
 

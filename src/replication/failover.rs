@@ -4,7 +4,8 @@
 use super::apply::Applier;
 use super::{primary, start_link};
 use crate::clients::Cancel;
-use crate::followers::{FailoverStep, FailoverWish, Follower, FollowerState, RecordPosition};
+use crate::config::ReplAck;
+use crate::followers::{FailoverStep, FailoverWish, Follower, RecordPosition};
 use crate::node::Node;
 use crate::replica::Primary;
 use crate::worker::Peers;
@@ -122,9 +123,11 @@ async fn wait_for_target(
         let lsn = node.journal.end();
         node.journal.request_sync(lsn);
         if let RecordPosition::At(_, end) = followers.position_behind(lsn) {
+            // Replies that wait for it go first.
+            let is_stored = followers.acks.level() == ReplAck::Sync;
             let is_target = |follower: &Arc<Follower>| {
-                follower.state() == FollowerState::Online
-                    && follower.applied() >= end
+                follower.has(end, false)
+                    && follower.has(end, is_stored)
                     && wish.target.as_ref().is_none_or(|target| is_at(follower, target))
             };
             if let Some(found) = followers.all().into_iter().find(is_target) {

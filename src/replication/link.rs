@@ -3,9 +3,9 @@
 use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
 use super::wire::{PrimaryWire, READ};
-use super::{failover, load, receive};
-use crate::config::Settings;
-use crate::followers::FailoverStep;
+use super::{failover, keep_promise, load, receive};
+use crate::config::{ReplAck, Settings};
+use crate::followers::{FailoverStep, LeaseQuestion, promised_for};
 use crate::replica::{LinkState, Primary, Replica};
 use flagstone_storage::encoding::{SourceExtent, SourcePosition};
 use std::convert::Infallible;
@@ -29,6 +29,9 @@ const ID: usize = 40;
 
 /// Maximum offset of a stream, as of a primary that counts in signed numbers of 64 bits.
 const MAX_OFFSET: u64 = u64::MAX >> 1;
+
+/// Reason why a link ends that is not wanted any more.
+const OTHER: &str = "another primary was chosen";
 
 /// File that receives the data set, in the data directory.
 const SYNC_FILE: &str = "replica-sync.rdb";
@@ -92,6 +95,7 @@ impl PrimaryLink {
     /// Connects, and applies the stream until the link breaks; returns the reason.
     async fn follow(&mut self) -> Result<Infallible, String> {
         self.is_costly = false;
+        keep_promise(&self.applier.node, Some(&self.primary)).await;
         self.applier.clear_part(Some(self.epoch)).await?;
         self.set_state(LinkState::Connecting);
         let settings = self.settings();
@@ -216,11 +220,30 @@ impl PrimaryLink {
                 _ = beats.tick(), if beaten.is_ok() => {
                     beaten = match beat {
                         Beat::Alive => wire.send(b"\n").await,
-                        Beat::Position => wire.acknowledge(self.replica().offset()).await,
+                        Beat::Position => self.acknowledge(wire, None).await,
                     };
                 }
             }
         }
+    }
+
+    /// Tells the primary the position, and answers its question.
+    async fn acknowledge(
+        &self,
+        wire: &mut PrimaryWire,
+        question: Option<&LeaseQuestion>,
+    ) -> Result<(), String> {
+        let primary = Some(&self.primary);
+        if question.is_some() && !self.replica().promise(self.epoch, primary, promised_for()) {
+            return Err(OTHER.to_owned());
+        }
+        wire.acknowledge(self.position(), question).await
+    }
+
+    /// Returns the numbers of bytes of the stream that are applied, and that are on disk.
+    fn position(&self) -> (u64, u64) {
+        let applied = self.replica().offset();
+        (applied, self.replica().stored(self.applier.node.journal.durable()))
     }
 
     async fn apply_stream(
@@ -232,7 +255,7 @@ impl PrimaryLink {
         tracing::debug!(primary = %self.primary, offset = position.offset, "the stream begins");
         let mut splitter = StreamSplitter::new(position, StreamLimits::of(&settings));
         self.set_state(LinkState::Connected);
-        let mut beats = beats();
+        let (mut beats, mut awaited) = (beats(), OwedPosition::default());
         loop {
             if let Err(reason) = splitter.take(&mut wire.buf) {
                 if splitter.is_too_large() {
@@ -254,28 +277,75 @@ impl PrimaryLink {
                     tracing::info!(primary = %self.primary, "the link to the primary is up again");
                 }
             }
-            if splitter.take_asked() {
-                wire.acknowledge(self.replica().offset()).await?;
+            if let Some(question) = splitter.take_asked() {
+                awaited.ask(question.as_ref());
+                self.acknowledge(&mut wire, question.as_ref()).await?;
             }
+            self.tell_awaited(&mut wire, &mut awaited).await?;
             if !is_empty {
                 // More whole commands may be in the buffer.
                 continue;
             }
+            let synced = &self.replica().synced;
             tokio::select! {
                 biased;
                 read = wire.read(READ) => {
                     read?;
                     self.replica().link().heard_ms = self.applier.node.clock.now_ms();
                 }
+                () = synced.notified(), if awaited.owes => {}
                 _ = beats.tick() => {
                     wire.limit = Duration::from_secs(self.settings().repl_timeout_seconds);
                     wire.check_alive()?;
-                    wire.acknowledge(self.replica().offset()).await?;
+                    self.acknowledge(&mut wire, None).await?;
                 }
             }
             if !self.is_wanted() {
-                return Err("another primary was chosen".to_owned());
+                return Err(OTHER.to_owned());
             }
+        }
+    }
+
+    /// Tells the primary how far this server is, if the primary's replies wait for more than was told.
+    async fn tell_awaited(
+        &self,
+        wire: &mut PrimaryWire,
+        awaited: &mut OwedPosition,
+    ) -> Result<(), String> {
+        let (applied, stored) = self.position();
+        let reached = match awaited.level {
+            ReplAck::None => return Ok(()),
+            ReplAck::Async => applied,
+            ReplAck::Sync => stored,
+        };
+        awaited.owes = awaited.level == ReplAck::Sync && stored != applied;
+        if awaited.owes {
+            let journal = &self.applier.node.journal;
+            journal.request_sync(journal.end());
+        }
+        if reached == awaited.told {
+            return Ok(());
+        }
+        awaited.told = reached;
+        self.acknowledge(wire, None).await
+    }
+}
+
+/// The replies of the primary that wait for this server.
+#[derive(Default)]
+struct OwedPosition {
+    level: ReplAck,
+    /// Position that the primary was told last.
+    told: u64,
+    /// True while bytes that are applied are not on disk yet.
+    owes: bool,
+}
+
+impl OwedPosition {
+    /// Notes a question of the primary.
+    fn ask(&mut self, question: Option<&LeaseQuestion>) {
+        if let Some(question) = question {
+            self.level = question.level;
         }
     }
 }

@@ -26,6 +26,8 @@ mod wire;
 pub use failover::{abort as abort_failover, begin as begin_failover, is_at};
 
 use crate::clients::Cancel;
+use crate::config::ReplAck;
+use crate::followers::promised_for;
 use crate::node::Node;
 use crate::replica::Primary;
 use crate::worker::Peers;
@@ -38,6 +40,7 @@ pub fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
     let was_following = node.health.replica.is_following();
     tracing::info!(%primary, "this server is a replica from now on");
     let epoch = node.health.replica.follow(primary.clone());
+    node.apply_repl_ack();
     if !was_following {
         // A client that waits to write would be served by the primary's commands. One that begins to
         // wait now is refused when it would be served.
@@ -62,13 +65,17 @@ pub async fn promote(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String>
     let Some(primary) = replica.link().primary.clone() else { return Ok(()) };
     let applier = Applier::new(node, peers);
     replica.part();
+    keep_promise(node, None).await;
     // The batch that is under way is the last one. The position is void before others may write.
     let parted = match applier.clear_part(None).await {
         Ok(()) => applier.succeed().await,
         Err(reason) => Err(reason),
     };
     match parted {
-        Ok(end) => replica.promote(end.map(|end| end.stream)),
+        Ok(end) => {
+            replica.promote(end.map(|end| end.stream));
+            node.apply_repl_ack();
+        }
         Err(reason) => {
             follow(node, peers, primary);
             return Err(format!("ERR this server cannot become a primary: {reason}"));
@@ -88,14 +95,33 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     let applier = Applier::new(node, peers);
     link::remove_left_over(&settings);
     primary::clean(node).await;
+    let synced = node.health.replica.synced.clone();
+    node.journal.subscribe(Box::new(move || synced.notify_one()));
     applier.clear_part(None).await?;
     if settings.cluster_enabled && settings.replicaof.is_some() {
         return Err("replicaof directive not allowed in cluster mode".to_owned());
     }
+    let position = node.health.replica.link().position.clone();
+    if settings.repl_ack != ReplAck::None && !position.id.is_empty() {
+        // Before the end of the last process it may have promised that.
+        node.health.replica.promise(0, None, promised_for());
+    }
     match settings.replicaof.as_deref().and_then(Primary::parse) {
         Some(primary) => follow(node, peers, primary),
-        None if node.health.replica.link().position.id.is_empty() => {}
-        None => applier.forget_position(None, SourceExtent::Whole).await?,
+        None if position.id.is_empty() => {}
+        None => {
+            keep_promise(node, None).await;
+            applier.forget_position(None, SourceExtent::Whole).await?;
+        }
     }
     Ok(())
+}
+
+/// Waits as long as the former primary may count on it that this server vouches for no other one.
+/// `primary`: the next one; `None`: this server itself.
+async fn keep_promise(node: &Node, primary: Option<&Primary>) {
+    let left = || node.health.replica.promised_for(primary);
+    while !left().is_zero() {
+        tokio::time::sleep(left()).await;
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::apply::{StreamCommand, known};
 use crate::config::Settings;
+use crate::followers::LeaseQuestion;
 use crate::transaction::runs_in_unit;
 use bytes::{Buf, BytesMut};
 use flagstone_storage::encoding::SourcePosition;
@@ -97,8 +98,8 @@ pub(super) struct StreamSplitter {
     kept: usize,
     /// True if the gathered commands are a batch by themselves.
     ends: bool,
-    /// True if the primary has asked for the position.
-    is_asked: bool,
+    /// True (`Some`) if the primary has asked for the position; within: its question of `repl-ack`.
+    asked: Option<Option<LeaseQuestion>>,
     /// True if a transaction exceeds the memory for it.
     is_too_large: bool,
     /// Names of commands that are not known here, and were logged.
@@ -120,7 +121,7 @@ impl StreamSplitter {
             gathered: Gathered::default(),
             transaction: None,
             ends: false,
-            is_asked: false,
+            asked: None,
             is_too_large: false,
             unknown: BTreeSet::new(),
         }
@@ -183,8 +184,10 @@ impl StreamSplitter {
                 transaction.commands.into_iter().for_each(|one| self.gathered.push(one));
             }
             b"REPLCONF" => {
-                self.is_asked |=
-                    args.get(1).is_some_and(|word| word.eq_ignore_ascii_case(b"getack"));
+                if args.get(1).is_some_and(|word| word.eq_ignore_ascii_case(b"getack")) {
+                    let question = args.get(2).and_then(LeaseQuestion::parse);
+                    self.asked = Some(question.or(self.asked.take().flatten()));
+                }
             }
             _ => return self.gather(args, bytes),
         }
@@ -266,15 +269,17 @@ impl StreamSplitter {
         self.is_too_large
     }
 
-    /// Returns true if the primary has asked for the position since the last call.
-    pub(super) fn take_asked(&mut self) -> bool {
-        std::mem::take(&mut self.is_asked)
+    /// Returns the last question of the primary since the last call, if there was one; within: its
+    /// question of `repl-ack`.
+    pub(super) fn take_asked(&mut self) -> Option<Option<LeaseQuestion>> {
+        self.asked.take()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ReplAck;
 
     const LIMITS: StreamLimits =
         StreamLimits { databases: 16, max_bulk: 1 << 20, transaction: 1 << 16, kept: 64 };
@@ -407,6 +412,11 @@ mod tests {
         assert!(splitter().take(&mut buf).is_err());
         let (mut splitter, mut buf) = (splitter(), input(&["REPLCONF GETACK *"]));
         splitter.take(&mut buf).unwrap();
-        assert!(splitter.take_asked() && !splitter.take_asked());
+        assert_eq!((splitter.take_asked(), splitter.take_asked()), (Some(None), None));
+        let commands =
+            ["REPLCONF GETACK sync-7-1", "REPLCONF GETACK sync-7-2", "REPLCONF GETACK *"];
+        splitter.take(&mut input(&commands)).unwrap();
+        let asked = splitter.take_asked().flatten().unwrap();
+        assert_eq!((asked.text(), asked.level), ("sync-7-2", ReplAck::Sync));
     }
 }

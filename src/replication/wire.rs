@@ -1,6 +1,7 @@
 //! The connection to the primary: TCP, or TLS over it, with buffers and limits of time.
 
 use crate::config::Settings;
+use crate::followers::LeaseQuestion;
 use crate::replica::Primary;
 use crate::tls::{self, PeerStream};
 use bytes::BytesMut;
@@ -117,10 +118,20 @@ impl PrimaryWire {
         self.line().await
     }
 
-    /// Tells the primary how much of the stream is applied.
-    pub(super) async fn acknowledge(&mut self, offset: u64) -> Result<(), String> {
-        let offset = offset.to_string();
-        self.send(&request(&[b"REPLCONF", b"ACK", offset.as_bytes()])).await
+    /// Tells the primary how much of the stream is applied, and how much is on disk. `question`: one of
+    /// the primary that this answers.
+    pub(super) async fn acknowledge(
+        &mut self,
+        (applied, stored): (u64, u64),
+        question: Option<&LeaseQuestion>,
+    ) -> Result<(), String> {
+        let [applied, stored] = [applied, stored].map(|offset| offset.to_string());
+        let mut words: Vec<&[u8]> =
+            vec![b"REPLCONF", b"ACK", applied.as_bytes(), b"FACK", stored.as_bytes()];
+        if let Some(question) = question {
+            words.extend([b"LEASE", question.text().as_bytes()]);
+        }
+        self.send(&request(&words)).await
     }
 }
 

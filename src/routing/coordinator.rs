@@ -416,7 +416,7 @@ fn commit(
     match node.followers.feed.append(&*node.journal, now_ms, &sealed, &[&body]) {
         Ok(lsn) => {
             let reached = sealed.source.into_iter();
-            reached.for_each(|position| node.health.replica.reached(position));
+            reached.for_each(|position| node.health.replica.reached(position, lsn));
             Ok(Some((lsn, Arc::new(body))))
         }
         Err(error) => Err(refusal(&error)),

@@ -326,11 +326,13 @@ impl Worker {
             self.sync_inline(&mut partition);
         }
         let (closed, durable) = (partition.closed(), partition.durable());
+        let last = partition.last_lsn();
         let open = partition.store.round();
         let reached = partition.take_reached();
         self.watch_data_set(&partition);
         drop(partition);
-        reached.into_iter().for_each(|position| self.node.health.replica.reached(position));
+        let replica = &self.node.health.replica;
+        reached.into_iter().for_each(|position| replica.reached(position, last));
         let stored = result.is_ok();
         match result {
             Ok(false) => {}
@@ -347,11 +349,24 @@ impl Worker {
                 self.parking.wake();
             }
         }
+        self.advance(closed, durable, open);
+        stored
+    }
+
+    /// Gives the replies whose rounds have an outcome.
+    fn advance(&self, closed: u64, durable: u64, open: u64) {
+        let acks = &self.node.followers.acks;
+        self.rounds.give_up(acks.given_up(), closed);
         self.rounds.advance(closed, durable, open);
+        if self.rounds.has_given_up()
+            && !self.node.health.replica.is_following()
+            && acks.has_floor()
+        {
+            self.rounds.forget_given_up();
+        }
         self.tell_news();
         self.release_held();
         self.deliver_shown();
-        stored
     }
 
     /// Sends a command to replicas that changes no data.
@@ -375,9 +390,10 @@ impl Worker {
         partition.observe_durable();
     }
 
-    /// Returns true if replies wait until the rounds that they show are durable.
+    /// Returns true if replies wait until the rounds that they show are durable: on disk here and,
+    /// with `repl-ack`, confirmed by replicas.
     pub(crate) fn is_always(&self) -> bool {
-        self.settings().appendfsync == crate::config::AppendFsync::Always
+        self.settings().replies_wait_for_disk()
     }
 
     /// Commits whenever a commit is due, until the worker ends.
@@ -394,6 +410,10 @@ impl Worker {
     pub(crate) async fn run_settler(self: Rc<Self>, durable: Arc<Notify>) {
         loop {
             durable.notified().await;
+            if self.rounds.has_to_give_up(self.node.followers.acks.given_up()) {
+                // The open round, too.
+                self.commit();
+            }
             let mut partition = self.partition.borrow_mut();
             let durable = partition.observe_durable();
             let (closed, open) = (partition.closed(), partition.store.round());
@@ -407,11 +427,9 @@ impl Worker {
             }
             let away = self.node.journal.away();
             self.node.health.set_cut_off(away.is_some());
-            self.rounds.set_away(away.as_ref());
-            self.rounds.advance(closed, durable, open);
-            self.tell_news();
-            self.release_held();
-            self.deliver_shown();
+            let overdue = || self.node.followers.acks.is_overdue().then(rounds::unconfirmed);
+            self.rounds.set_away(away.as_ref().map(rounds::unknown).or_else(overdue));
+            self.advance(closed, durable, open);
         }
     }
 

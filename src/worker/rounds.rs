@@ -27,6 +27,21 @@ pub(crate) fn refusal(error: &JournalError) -> RoundError {
     }
 }
 
+/// Returns the error for a record that may become durable, but has waited for the store for too long.
+pub(super) fn unknown(error: &JournalError) -> RoundError {
+    let text = format!(
+        "MISCONF it is not known whether the write is stored, and it may be later: {error}"
+    );
+    RoundError { text, outcome: Outcome::Refused }
+}
+
+/// Returns the error for a record that no replica has confirmed in time.
+pub(super) fn unconfirmed() -> RoundError {
+    let text =
+        "NOREPLICAS It is not known whether the write stays: too few replicas have confirmed it.";
+    RoundError { text: text.to_owned(), outcome: Outcome::Refused }
+}
+
 /// Outcome of a round; it lives as long as replies that show the round.
 #[derive(Debug)]
 struct Fate {
@@ -87,8 +102,12 @@ pub(crate) struct Rounds {
     /// Outcome of the open round.
     fate: RefCell<Rc<Fate>>,
     journal_failed: RefCell<Option<RoundError>>,
-    /// Error while records in the journal have waited too long for its store.
+    /// Error while records in the journal have waited too long for its store, or for replicas.
     away: RefCell<Option<RoundError>>,
+    /// The first and the last round that were given up; 0: none.
+    given_up: Cell<(u64, u64)>,
+    /// How often that has happened.
+    give_ups: Cell<u64>,
     waiting: RefCell<Vec<(u64, bool, Waker)>>,
 }
 
@@ -101,6 +120,8 @@ impl Rounds {
             fate: RefCell::new(Fate::of(open)),
             journal_failed: RefCell::default(),
             away: RefCell::default(),
+            given_up: Cell::default(),
+            give_ups: Cell::default(),
             waiting: RefCell::default(),
         }
     }
@@ -138,21 +159,46 @@ impl Rounds {
         self.wake(|_, _| true);
     }
 
-    /// Records that nothing becomes durable for now, or (`None`) that it does again.
-    pub(crate) fn set_away(&self, error: Option<&JournalError>) {
+    /// Records the error of rounds that do not become durable for now, or (`None`) that they do again.
+    pub(crate) fn set_away(&self, error: Option<RoundError>) {
         if error.is_none() && self.away.borrow().is_none() {
             return;
         }
-        let text = |error| {
-            format!(
-                "MISCONF it is not known whether the write is stored, and it may be later: \
-                 {error}"
-            )
-        };
-        let away = |error| RoundError { text: text(error), outcome: Outcome::Refused };
-        *self.away.borrow_mut() = error.map(away);
-        if error.is_some() {
+        let is_away = error.is_some();
+        *self.away.borrow_mut() = error;
+        if is_away {
             self.wake(|_, to_disk| to_disk);
+        }
+    }
+
+    /// Returns true if rounds have to be given up: this server has become a replica so often.
+    pub(crate) fn has_to_give_up(&self, count: u64) -> bool {
+        self.give_ups.get() != count
+    }
+
+    /// Gives up the rounds up to `to` that are not durable, as this server has become a replica:
+    /// whether its primary has them is not known. `count`: how often that has happened. They may
+    /// become durable here later all the same.
+    pub(crate) fn give_up(&self, count: u64, to: u64) {
+        if self.give_ups.replace(count) == count {
+            return;
+        }
+        let from = self.durable.get() + 1;
+        let former = self.given_up.get();
+        let from = if former.1 == 0 { from } else { from.min(former.0) };
+        self.given_up.set((from, to));
+        self.wake(|round, _| (from..=to).contains(&round));
+    }
+
+    /// Returns true if rounds were given up.
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.given_up.get().1 != 0
+    }
+
+    /// Forgets that rounds were given up, once all of them are durable, and replicas have confirmed them.
+    pub(crate) fn forget_given_up(&self) {
+        if self.durable.get() >= self.given_up.get().1 {
+            self.given_up.set((0, 0));
         }
     }
 
@@ -205,6 +251,10 @@ impl Rounds {
     /// Returns the outcome of the records of all rounds up to this one; `None` if they are not
     /// stored yet.
     fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+        let (from, to) = self.given_up.get();
+        if round >= from && round <= to && round != 0 {
+            return Some(Err(unconfirmed()));
+        }
         if round <= if to_disk { self.durable.get() } else { self.closed.get() } {
             return Some(Ok(()));
         }

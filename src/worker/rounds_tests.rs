@@ -192,10 +192,54 @@ fn an_error_stays_only_if_it_says_that_the_store_is_away() {
     let mut world = World::new();
     let shown = world.rounds.seen(world.open);
     world.close(false);
-    world.rounds.set_away(Some(&away));
+    world.rounds.set_away(Some(unknown(&away)));
     let unknown = world.rounds.failure(&shown, shown.round(), true).expect("an error");
     assert_eq!(unknown.outcome, Outcome::Refused);
     world.rounds.fail_all("a reason");
     let lost = world.rounds.failure(&shown, shown.round(), true).expect("an error");
     assert_eq!(lost.outcome, Outcome::Failed, "another server may have taken over");
+}
+
+#[test]
+fn rounds_that_are_given_up_are_not_known_even_once_they_are_durable() {
+    let mut world = World::new();
+    world.close(false);
+    world.sync();
+    let stored = world.rounds.seen(world.open);
+    world.close(false);
+    world.sync();
+    let (first, waits) = (world.open, world.rounds.seen(world.open));
+    world.close(false);
+    let (last, open) = (world.open, world.rounds.seen(world.open));
+    assert_eq!(world.answer(&waits, first, true), None);
+    assert!(world.rounds.has_to_give_up(1));
+    world.rounds.give_up(1, last);
+    world.close(false);
+    world.sync();
+    world.rounds.give_up(1, world.open);
+    // Whatever replies wait for from now on.
+    for to_disk in [true, false] {
+        assert_eq!(world.answer(&waits, first, to_disk), Some(false));
+        assert_eq!(world.answer(&open, last, to_disk), Some(false), "it may be an older write");
+        assert_eq!(world.answer(&stored, stored.round(), to_disk), Some(true));
+        assert!(!world.rounds.is_stored(&waits, to_disk));
+    }
+    let later = world.rounds.seen(world.open);
+    world.close(false);
+    world.sync();
+    assert_eq!(world.answer(&later, later.round(), true), Some(true));
+    world.rounds.forget_given_up();
+    assert_eq!(world.answer(&waits, first, true), Some(true));
+    // A second time, before the first is forgotten.
+    let other = world.rounds.seen(world.open);
+    world.close(false);
+    world.rounds.give_up(2, other.round());
+    world.rounds.forget_given_up();
+    assert!(world.rounds.has_given_up(), "they are not durable");
+    let (third, round) = (world.rounds.seen(world.open), world.open);
+    world.close(false);
+    world.rounds.give_up(3, round);
+    world.sync();
+    assert_eq!(world.answer(&other, other.round(), true), Some(false));
+    assert_eq!(world.answer(&third, round, true), Some(false));
 }

@@ -72,6 +72,10 @@ pub struct Feed {
     last_change: AtomicU64,
     /// Hold on the records of the stream that a start is to find.
     held: Mutex<Option<(HoldId, Lsn)>>,
+    /// True if replies wait until replicas confirm what they show.
+    is_awaited: AtomicBool,
+    /// The last record that replicas have confirmed.
+    confirmed: AtomicU64,
 }
 
 impl Feed {
@@ -142,6 +146,31 @@ impl Feed {
             state.next += 1;
         }
         taken
+    }
+
+    /// Makes replies wait until replicas confirm the records that they show, those behind `from`.
+    pub fn await_replicas(&self, from: Lsn) {
+        self.confirmed.fetch_max(from, Ordering::SeqCst);
+        self.is_awaited.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets replies wait for no replica.
+    pub fn await_nobody(&self) {
+        self.is_awaited.store(false, Ordering::SeqCst);
+    }
+
+    /// Notes that replicas have confirmed the records up to one. Returns true if that is new.
+    pub fn confirm(&self, lsn: Lsn) -> bool {
+        self.confirmed.fetch_max(lsn, Ordering::SeqCst) < lsn
+    }
+
+    /// Returns the last record that replies may show, if those up to `durable` are durable.
+    #[inline]
+    pub fn settled(&self, durable: Lsn) -> Lsn {
+        if self.is_awaited.load(Ordering::SeqCst) {
+            return durable.min(self.confirmed.load(Ordering::SeqCst));
+        }
+        durable
     }
 
     /// Sets the position up to which the stream was taken and rendered.

@@ -1,5 +1,5 @@
-//! A lease on data in a bucket: proves that this process still owns it. The journal's objects renew
-//! it.
+//! A lease on data: proves that this process still owns it. The objects of a journal in a bucket renew
+//! it, or replicas.
 //!
 //! A successor puts a fence behind the last object of the journal, and then waits for longer than a
 //! lease lasts. So an object of this process that is stored, with all before it, proves that no
@@ -39,12 +39,14 @@ impl BootTime {
         Self(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
     }
 
-    fn later(self, by: Duration) -> Self {
+    /// Returns the moment that is so much later.
+    #[must_use]
+    pub fn later(self, by: Duration) -> Self {
         Self(self.0 + nanos(by))
     }
 
-    /// Returns the time until this moment.
-    fn left(self) -> Duration {
+    /// Returns the time until this moment; zero if it has passed.
+    pub fn left(self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(Self::now().0))
     }
 }
@@ -66,6 +68,8 @@ pub enum Unconfirmed {
 #[derive(Debug)]
 pub struct Lease {
     lasts: Duration,
+    /// Reason why it runs out, for the log.
+    silence: &'static str,
     /// The moment at which it ends.
     until: AtomicU64,
     /// The moment of its last use; 0: none.
@@ -80,10 +84,12 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Creates a lease that does not hold yet; `renew` is notified when it must be renewed.
-    pub(crate) fn new(lasts: Duration, renew: Arc<Notify>) -> Self {
+    /// Creates a lease that does not hold yet; `renew` is notified when it must be renewed. `silence`:
+    /// the reason why it runs out, for the log.
+    pub fn new(lasts: Duration, silence: &'static str, renew: Arc<Notify>) -> Self {
         Self {
             lasts,
+            silence,
             until: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -94,7 +100,7 @@ impl Lease {
     }
 
     /// Returns how long a successor must wait, so that no lease of this length holds any more.
-    pub(crate) fn successor_wait(lasts: Duration) -> Duration {
+    pub fn successor_wait(lasts: Duration) -> Duration {
         lasts + lasts / MARGIN
     }
 
@@ -122,8 +128,9 @@ impl Lease {
             Err(_) => {
                 if !self.away.swap(true, Ordering::AcqRel) {
                     tracing::error!(
-                        "the lease on the data has run out, as the journal's store does not answer: \
-                        reads are refused, but for serve-stale-data yes"
+                        "the lease on the data has run out, as {}: reads are refused, but for \
+                        serve-stale-data yes",
+                        self.silence
                     );
                 }
                 // It may just have been renewed.
@@ -178,7 +185,7 @@ impl Lease {
     }
 
     /// Renews it: the data was owned after the moment `proven`.
-    pub(crate) fn renew(&self, proven: BootTime) {
+    pub fn renew(&self, proven: BootTime) {
         let until = proven.later(self.lasts).0;
         if self.until.fetch_max(until, Ordering::AcqRel) < until {
             self.is_back();
@@ -190,6 +197,11 @@ impl Lease {
         if self.away.swap(false, Ordering::AcqRel) {
             tracing::info!("the lease on the data holds again: reads are answered");
         }
+    }
+
+    /// Lets it run out now, until it is renewed.
+    pub fn expire(&self) {
+        self.until.store(0, Ordering::Release);
     }
 
     /// Ends it for good.
@@ -204,7 +216,7 @@ mod tests {
     use super::*;
 
     fn lease(ms: u64) -> Lease {
-        Lease::new(Duration::from_millis(ms), Arc::new(Notify::new()))
+        Lease::new(Duration::from_millis(ms), "of a test", Arc::new(Notify::new()))
     }
 
     #[test]

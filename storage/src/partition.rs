@@ -251,9 +251,10 @@ impl Partition {
         self.last_lsn = self.last_lsn.max(lsn);
     }
 
-    /// Updates the durable round from the journal's durable lsn, and returns it.
+    /// Updates the durable round from the journal's durable lsn, and returns it. While replies wait
+    /// for replicas, a record counts as durable once these have confirmed it, too.
     pub fn observe_durable(&mut self) -> u64 {
-        let durable = self.journal.durable();
+        let durable = self.feed.settled(self.journal.durable());
         while self.rounds.front().is_some_and(|&(_, lsn)| lsn <= durable) {
             if let Some((round, _)) = self.rounds.pop_front() {
                 self.durable = round;

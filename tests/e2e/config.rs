@@ -61,6 +61,7 @@ const ROWS: &[Row] = &[
         r.contains("repl_backlog_size:2097152")
     }),
     ("min-replicas-to-write", "1", &["SET k v"], |r| r.contains("NOREPLICAS")),
+    ("repl-ack", "async", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("min-replicas-max-lag", "0", &["CONFIG SET min-replicas-to-write 1", "SET k v"], is_okay),
     (
         "commandlog-execution-slower-than",
@@ -277,6 +278,7 @@ fn tidy(admin: &mut redis::Connection) {
     for reset in [
         "maxmemory 0",
         "min-replicas-to-write 0",
+        "repl-ack none",
         "slowlog-log-slower-than 10000",
         "commandlog-request-larger-than 1048576",
         "commandlog-reply-larger-than 1048576",

@@ -7,7 +7,7 @@ use super::followers::{
 use redis::{Commands, Connection, Value, cmd};
 use std::time::Duration;
 
-fn replicaof(client: &mut Connection, port: u16) {
+pub(super) fn replicaof(client: &mut Connection, port: u16) {
     let _: () = cmd("REPLICAOF").arg("127.0.0.1").arg(port).query(client).expect("REPLICAOF");
 }
 

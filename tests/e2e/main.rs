@@ -1,5 +1,6 @@
 //! End-to-end tests: the built binary, real clients, kill -9.
 
+mod acks;
 mod acl;
 mod atomicity;
 mod blind;

@@ -48,7 +48,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         for notice in &change.notices {
             tracing::warn!("CONFIG SET: {notice}");
         }
-        let syncs = change.changed.contains(&"appendfsync");
+        let syncs = ["appendfsync", "repl-ack"].iter().any(|name| change.changed.contains(name));
         let password = change.changed.contains(&"requirepass");
         let limits = change.changed.iter().any(|name| name.starts_with("maxmemory"));
         node.config.commit(change);
@@ -61,7 +61,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             node.apply_appendfsync();
         }
         node.apply_latency_threshold();
-        node.count_good_replicas();
+        node.apply_repl_ack();
         if limits {
             CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
             node.clients.look_again();

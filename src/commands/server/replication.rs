@@ -208,6 +208,7 @@ async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
     while replica.is_up() && replica.offset() < end && asked.elapsed() < REST_LIMIT {
         sleep(REST_POLL).await;
     }
+    replica.end_promise();
     replication::promote(cx.node, &cx.worker.peers).await?;
     cx.node.config.assign("replicaof", "");
     Ok(())

@@ -104,8 +104,12 @@ pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64)> {
     timeout(END_LIMIT, node.followers.reached(lsn)).await.ok().flatten()
 }
 
-/// Continues the stream of an earlier process, before any command runs.
+/// Begins as a primary, before any command runs: replies wait for replicas, if they have to, and the
+/// stream of an earlier process goes on.
 pub(crate) fn resume(node: &Arc<Node>, tail: Option<FeedTail>) {
+    if node.config.settings().replicaof.is_none() {
+        node.apply_repl_ack();
+    }
     let Some(tail) = tail else { return };
     if node.followers.resume(&tail, node.clock.now_ms()) {
         let figures = node.followers.figures().unwrap_or_default();

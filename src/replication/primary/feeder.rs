@@ -3,9 +3,11 @@
 
 use super::begin::end_stream;
 use crate::config::{AppendFsync, OutputBufferLimit, Settings};
-use crate::followers::{FailoverStep, Follower, FollowerState};
+use crate::followers::{FailoverStep, Follower, FollowerState, REPLICA_LEASE};
 use crate::node::Node;
-use crate::worker::{Peers, WorkerGone};
+use crate::worker::{Peers, Worker, WorkerGone};
+use flagstone_wire::resp::Reply;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,6 +16,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Interval at which it looks after the replicas.
 const PERIOD: Duration = Duration::from_millis(100);
+
+/// Interval at which the lease of the replicas is renewed.
+const RENEWAL: Duration = REPLICA_LEASE.checked_div(4).expect("it is no zero");
 
 /// Worker whose rounds get what the server itself sends to replicas.
 const SPEAKER: usize = 0;
@@ -32,8 +37,17 @@ const JOURNAL_PART: u64 = 4;
 ///
 /// # Errors
 /// If the worker has ended.
-async fn say_to_all(peers: &Peers, words: &'static [&'static [u8]]) -> Result<(), WorkerGone> {
-    peers.on_worker(SPEAKER, false, move |worker| async move { worker.say(0, words) }).await
+async fn say_to_all(peers: &Peers, words: Vec<Vec<u8>>) -> Result<(), WorkerGone> {
+    let say = move |worker: Rc<Worker>| async move {
+        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        worker.say(0, &words);
+    };
+    peers.on_worker(SPEAKER, false, say).await
+}
+
+/// Returns the words that ask for the position of replicas.
+fn question(text: &str) -> Vec<Vec<u8>> {
+    [&b"REPLCONF"[..], b"GETACK", text.as_bytes()].map(<[u8]>::to_vec).into()
 }
 
 /// Asks all replicas for the position that they have applied.
@@ -41,7 +55,48 @@ async fn say_to_all(peers: &Peers, words: &'static [&'static [u8]]) -> Result<()
 /// # Errors
 /// If the worker has ended.
 pub(crate) async fn ask_for_acknowledgements(peers: &Peers) -> Result<(), WorkerGone> {
-    say_to_all(peers, &[b"REPLCONF", b"GETACK", b"*"]).await
+    say_to_all(peers, question("*")).await
+}
+
+/// The questions of `repl-ack` to the replicas.
+struct Questions {
+    /// When the last one was asked.
+    asked: Instant,
+    /// End of the stream behind the last one for replicas that do not tell by themselves.
+    behind: u64,
+}
+
+impl Questions {
+    /// Asks for the lease, if that is due.
+    async fn renew_lease(&mut self, node: &Node, peers: &Peers) {
+        let acks = &node.followers.acks;
+        if !acks.is_active() || !node.followers.has_online() {
+            return;
+        }
+        if self.asked.elapsed() >= RENEWAL || acks.lease_left_ms() == 0 {
+            self.asked = Instant::now();
+            // At the shutdown nobody needs a lease.
+            let _ = say_to_all(peers, question(acks.ask().text())).await;
+        }
+    }
+
+    /// Asks replicas of another kind how far they are, if replies may wait for them.
+    async fn ask_silent(&mut self, node: &Node, peers: &Peers) {
+        let end = node.followers.figures().map_or(0, |figures| figures.end);
+        if end <= self.behind || !node.followers.must_ask() {
+            return;
+        }
+        self.behind = end + rendered(&question("*"));
+        let _ = ask_for_acknowledgements(peers).await;
+    }
+}
+
+/// Returns the number of bytes that a command has in the stream.
+fn rendered(words: &[Vec<u8>]) -> u64 {
+    let mut out = Reply::default();
+    out.array(words.len());
+    words.iter().for_each(|word| out.bulk(word));
+    out.len() as u64
 }
 
 /// Feeds the stream until the node ends.
@@ -56,14 +111,23 @@ pub(crate) async fn run(node: Arc<Node>, peers: Arc<Peers>) {
     let mut tick = interval(PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pinged = Instant::now();
+    let mut questions = Questions { asked: pinged, behind: 0 };
     while !node.ending.is_ending() {
         tokio::select! {
             () = progress.notified() => {}
-            _ = tick.tick() => look_after(&node, &peers, &mut pinged).await,
+            _ = tick.tick() => {
+                node.look_at_acks();
+                questions.renew_lease(&node, &peers).await;
+                look_after(&node, &peers, &mut pinged).await;
+            }
         }
         if node.followers.feed.is_on() {
             let settings = node.config.settings();
             node.followers.take_durable(node.journal.durable(), settings.repl_backlog_size as u64);
+            if node.followers.acks.is_active() {
+                node.followers.confirm();
+                questions.ask_silent(&node, &peers).await;
+            }
         }
     }
 }
@@ -105,7 +169,7 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     if is_calm && pinged.elapsed() >= period {
         *pinged = Instant::now();
         // At the shutdown nobody needs a ping.
-        let _ = say_to_all(peers, &[b"PING"]).await;
+        let _ = say_to_all(peers, vec![b"PING".to_vec()]).await;
     }
 }
 

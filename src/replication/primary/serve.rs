@@ -89,6 +89,7 @@ pub(crate) async fn serve(
         if let Some(own) = node.followers.continued(id, *offset, &link.follower) {
             partial.fetch_add(1, Ordering::Relaxed);
             link.say(&format!("CONTINUE {own}")).await?;
+            link.follower.heard(Some(*offset), None, node.clock.now_ms());
             tracing::info!(client = client.id, addr = %client.addr, offset, "a replica goes on");
             return link.send_stream(&own, *offset).await;
         }
@@ -223,7 +224,7 @@ impl ReplicaLink<'_> {
     /// Sends a stream from an offset on, until the connection ends.
     async fn send_stream(&mut self, id: &str, from: u64) -> Result<()> {
         self.follower.set_state(FollowerState::Online);
-        self.follower.heard(Some(from), None, self.node().clock.now_ms());
+        self.follower.heard(None, None, self.node().clock.now_ms());
         let mut grown = self.node().followers.watch();
         let (mut at, mut sent) = (from, 0);
         loop {
@@ -307,6 +308,7 @@ impl ReplicaLink<'_> {
             args.get(at).is_some_and(|word| is_word(word, "ack") || is_word(word, "fack"))
         };
         let (mut applied, mut stored) = (None, None);
+        let acks = &self.node().followers.acks;
         if args.get(0).is_some_and(|word| is_word(word, "replconf")) {
             for at in (1..args.len()).step_by(2).filter(|at| is_ack(*at)) {
                 let offset = args.get(at + 1).and_then(parse_u64);
@@ -315,6 +317,9 @@ impl ReplicaLink<'_> {
                     false => stored = offset,
                 }
             }
+            let lease = args.get(5).filter(|word| is_word(word, "lease"));
+            let question = lease.and_then(|_| acks.number_of(args.get(6)?));
+            question.into_iter().for_each(|question| self.follower.answers(question));
         }
         self.has_answered |= applied.is_some();
         // It has no more than it was sent.
@@ -323,6 +328,7 @@ impl ReplicaLink<'_> {
         let [applied, stored] = [applied, stored].map(|offset| offset.map(|own| own.min(sent)));
         self.follower.heard(applied, stored, now_ms);
         if applied.or(stored).is_some() {
+            self.node().followers.confirm();
             self.node().followers.acknowledged.notify_waiters();
         }
     }

@@ -164,8 +164,7 @@ impl Worker {
         let commands = range.len();
         self.run_commands(&parcel.batch, range.clone(), (now_ms, settings), run);
         let is_whole = run.is_whole(commands) && parcel.takes(run.out.len());
-        let is_late = settings.appendfsync == crate::config::AppendFsync::Always
-            && !self.rounds.is_stored(&run.shown, true);
+        let is_late = settings.replies_wait_for_disk() && !self.rounds.is_stored(&run.shown, true);
         if is_whole && !is_late {
             parcel.answer(run.out.as_bytes(), &run.ends, &run.seen);
             shown.add(std::mem::take(&mut run.shown));
@@ -180,7 +179,7 @@ impl Worker {
 
     /// Sends a parcel home that has run, or holds it until the rounds that it shows are known.
     fn hold_parcel(&self, next: Incoming, settings: &Settings) {
-        let to_disk = settings.appendfsync == crate::config::AppendFsync::Always;
+        let to_disk = settings.replies_wait_for_disk();
         if self.rounds.is_stored(&next.shown, to_disk) {
             self.hop.send_home(next.from, next.parcel);
         } else {

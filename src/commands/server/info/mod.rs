@@ -118,7 +118,7 @@ pub(super) async fn keyspace(worker: &Worker) -> Result<Keyspace, String> {
     let all = worker.peers.on_all(true, count).await.map_err(|_| "ERR a worker is gone")?;
     let mut sums = vec![(0, 0); databases as usize];
     for counts in all {
-        for (sum, (keys, expires)) in sums.iter_mut().zip(counts?) {
+        for (sum, (keys, expires)) in sums.iter_mut().zip(counts) {
             sum.0 += keys;
             sum.1 += expires;
         }

@@ -1,7 +1,7 @@
 //! The section `replication`.
 
 use super::Page;
-use crate::config::Settings;
+use crate::config::{ReplAck, Settings};
 use crate::followers::FollowerState;
 use crate::replica::{LinkState, LinkView, Primary};
 
@@ -56,6 +56,17 @@ impl Page<'_> {
         if settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0 {
             let max_lag_s = u64::from(settings.min_replicas_max_lag);
             self.field("min_slaves_good_slaves", self.node.followers.good(max_lag_s, now_ms));
+        }
+        let acks = &self.node.followers.acks;
+        if settings.repl_ack != ReplAck::None {
+            let is_owner = acks.is_active() && acks.is_owner();
+            self.fields(&[
+                ("repl_ack", &settings.repl_ack.as_str()),
+                ("repl_ack_replicas", &acks.needed()),
+                ("repl_ack_overdue", &u8::from(acks.is_overdue())),
+                ("repl_ack_owner", &u8::from(is_owner)),
+                ("repl_ack_lease_ms", &acks.lease_left_ms()),
+            ]);
         }
         for (number, follower) in all.iter().enumerate() {
             let (facts, state) = (&follower.facts, follower.state());

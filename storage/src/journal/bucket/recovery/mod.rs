@@ -37,6 +37,9 @@ use crate::place::Place;
 /// Objects that are read at a time.
 const READS: usize = 16;
 
+/// Reason why the lease of a journal in a bucket runs out.
+const SILENCE: &str = "the journal's store does not answer";
+
 /// Bytes of objects that are kept in memory from the first reading to the replay.
 const KEPT_BYTES: usize = 64 << 20;
 
@@ -497,7 +500,7 @@ impl BucketRecovery {
         };
         Ok(Arc::new(BucketShared {
             place: self.place,
-            lease: Arc::new(Lease::new(self.options.lease, wake.clone())),
+            lease: Arc::new(Lease::new(self.options.lease, SILENCE, wake.clone())),
             options: self.options,
             epoch: self.epoch,
             nonce: self.nonce,
