@@ -3,6 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+/// Number of rates.
+pub const RATES: usize = 5;
+
 /// Number of samples of which a rate is the mean.
 const SAMPLES: usize = 16;
 
@@ -27,15 +30,15 @@ impl Rate {
     }
 }
 
-/// Rates of commands, bytes read and bytes written.
+/// Rates of commands, bytes read and written, and of those from a primary and to replicas.
 #[derive(Debug, Default)]
 pub struct Rates {
-    state: Mutex<(Option<Instant>, [Rate; 3])>,
+    state: Mutex<(Option<Instant>, [Rate; RATES])>,
 }
 
 impl Rates {
-    /// Adds a sample: the current totals of commands, bytes read and bytes written.
-    pub fn sample(&self, totals: [u64; 3]) {
+    /// Adds a sample: the current totals, in this order.
+    pub fn sample(&self, totals: [u64; RATES]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let elapsed = state.0.replace(now).map_or(0, |before| (now - before).as_micros() as u64);
@@ -48,8 +51,8 @@ impl Rates {
         }
     }
 
-    /// Returns the number of commands, bytes read and bytes written per second.
-    pub fn per_second(&self) -> [u64; 3] {
+    /// Returns the numbers per second.
+    pub fn per_second(&self) -> [u64; RATES] {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.1.map(|rate| rate.mean())
     }

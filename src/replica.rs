@@ -147,6 +147,10 @@ pub struct Replica {
     /// Records with positions that may not be durable, and the last position that is.
     unstored: Mutex<VecDeque<(Lsn, u64)>>,
     stored: AtomicU64,
+    /// Bytes that primaries have sent since the start.
+    pub bytes_in: Arc<AtomicU64>,
+    /// Rings when the link is to be broken and made again.
+    pub kicked: Notify,
     /// Rings when records have become durable.
     pub synced: Arc<Notify>,
     promised: Mutex<Option<Promise>>,

@@ -42,6 +42,10 @@ use std::time::Duration;
 use tokio::runtime::{Builder, LocalOptions, Runtime};
 use tokio::sync::{Notify, watch};
 
+/// Least bytes of the stream for replicas that a start takes from the journal: a replica may have been
+/// further behind than its backlog reaches.
+const LEAST_BACKLOG: usize = 4 << 20;
+
 /// Maximum time that connections may take to write their last replies at the shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -186,7 +190,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         },
         presence_bytes: budget.presence,
         replay_bytes: budget.replay(),
-        feed_bytes: settings.repl_backlog_size,
+        feed_bytes: settings.repl_backlog_size.max(LEAST_BACKLOG),
         journal_bytes: budget.journal,
         lease: LEASE,
         cache: (settings.store_cache_size > 0)
@@ -284,6 +288,7 @@ fn serve(
     background.spawn(run_periodically(node.clone()));
     background.spawn(primary::run_feeder(node.clone(), peers.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
+    background.block_on(see_off(&node, &peers, request, &mut stops));
     supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
     // Long-running scripts see the request, whatever asked for it.
     node.ending.request_shutdown(request);
@@ -383,6 +388,17 @@ async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
             tracing::info!("shutting down");
             asked.ok().and_then(|request| *request).unwrap_or(ShutdownRequest { now: false })
         }
+    }
+}
+
+/// Waits for the replicas, unless SHUTDOWN NOW or a signal insists on the end.
+async fn see_off(node: &Node, peers: &Peers, request: ShutdownRequest, stops: &mut Stops) {
+    if request.now {
+        return;
+    }
+    tokio::select! {
+        () = primary::see_off(node, peers) => {}
+        () = stops.insisted() => {}
     }
 }
 

@@ -76,6 +76,8 @@ bitflags! {
         const SECURED = 1 << 15;
         /// The connection is that of a replica.
         const REPLICA = 1 << 16;
+        /// READONLY: the client reads from a replica without being sent to its primary.
+        const READONLY = 1 << 17;
     }
 }
 
@@ -91,6 +93,7 @@ const LETTERS: &[(ClientState, char)] = &[
     (ClientState::BROADCAST, 'B'),
     (ClientState::DIRTY, 'd'),
     (ClientState::UNIX, 'U'),
+    (ClientState::READONLY, 'r'),
     (ClientState::NO_EVICT, 'e'),
     (ClientState::NO_TOUCH, 'T'),
     (ClientState::IMPORT, 'I'),
@@ -328,7 +331,8 @@ impl Client {
             ClientState::NO_EVICT
                 | ClientState::NO_TOUCH
                 | ClientState::IMPORT
-                | ClientState::CAPA_REDIRECT,
+                | ClientState::CAPA_REDIRECT
+                | ClientState::READONLY,
             false,
         );
         self.labels().name.clear();

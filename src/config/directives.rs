@@ -188,7 +188,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("lua-enable-insecure-api", YesNo, "no", "offer deprecated functions to scripts").alias("lua-enable-deprecated-api").hidden().protected().check(check::no_insecure_api).inert("deprecated functions are absent"),
     d("locale-collate", Text, "", "order of SORT ALPHA").inert("strings are compared by bytes"),
     d("extended-redis-compatibility", YesNo, "no", "present the server as Redis"),
-    d("shutdown-timeout", Integer(INT), "10", "seconds that SHUTDOWN waits for replicas").inert(REPLICATION),
+    d("shutdown-timeout", Integer(INT), "10", "seconds that a stop waits until replicas have everything"),
     d("shutdown-on-sigint", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGINT causes").check(check::shutdown_flags).inert(SAVING),
     d("shutdown-on-sigterm", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGTERM causes").check(check::shutdown_flags).inert(SAVING),
     d("import-mode", YesNo, "no", "keep expired keys while importing").check(check::no_import_mode).inert(REPLICATION),

@@ -1,8 +1,10 @@
 //! Admits or refuses each command before it runs, by checks in a fixed order.
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
+use crate::clients::ClientState;
 use crate::command::{Command, aborted_by, registry};
 use crate::config::Settings;
+use crate::followers::FailoverStep;
 use crate::node::{Node, limits};
 use crate::routing;
 use crate::session::Session;
@@ -31,6 +33,8 @@ pub(super) enum Refusal {
     Text(Vec<u8>),
     /// In a cluster, its keys are in several slots.
     CrossSlot,
+    /// Another server has to be asked.
+    Redirect(String),
 }
 
 impl Refusal {
@@ -40,6 +44,7 @@ impl Refusal {
             Self::Text(text) if exec => aborted_by(&text),
             Self::Text(text) => text,
             Self::CrossSlot => CROSS_SLOT.into(),
+            Self::Redirect(text) => text.into(),
         }
     }
 }
@@ -104,17 +109,7 @@ pub(super) fn admit(
 ) -> Admitted {
     let command = match command.map_or_else(|| resolve(args), Ok) {
         Ok(command) => command,
-        Err(text) => {
-            let name = args.get(0).unwrap_or_default();
-            if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-                tracing::warn!(
-                    client = session.client.id,
-                    "possible attack: an HTTP request on the RESP port; the connection is closed"
-                );
-                return Admitted::Hostile;
-            }
-            return Admitted::Refused(text.into());
-        }
+        Err(text) => return refuse_unknown(session, args, text),
     };
     if !command.spec.arity_allows(args.len()) {
         return Admitted::Refused(error::arity(command.full_name).into());
@@ -146,6 +141,11 @@ pub(super) fn admit(
         return Admitted::Refused(Refusal::CrossSlot);
     }
     let flags = || flags_of(session, node, command, args);
+    if session.client.is(ClientState::CAPA_REDIRECT)
+        && let Some(redirected) = redirected(session, node, settings, flags())
+    {
+        return redirected;
+    }
     if limits::any(&node.health, settings) {
         let refusal = limits::refusal(&node.health, settings, flags()).map(str::to_owned);
         if let Some(text) = refusal.or_else(|| stalled(session, node, command, args)) {
@@ -172,6 +172,39 @@ pub(super) fn admit(
         return Admitted::Wait;
     }
     Admitted::Run(command)
+}
+
+/// Refuses what is no command.
+fn refuse_unknown(session: &Session, args: Args<'_>, text: Vec<u8>) -> Admitted {
+    let name = args.get(0).unwrap_or_default();
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        tracing::warn!(
+            client = session.client.id,
+            "possible attack: an HTTP request on the RESP port; the connection is closed"
+        );
+        return Admitted::Hostile;
+    }
+    Admitted::Refused(text.into())
+}
+
+/// Returns the decision on a command of a client that can be redirected, if this replica sends it to its
+/// primary. While the roles are exchanged, the client waits.
+fn redirected(
+    session: &Session,
+    node: &Node,
+    settings: &Settings,
+    flags: CommandFlags,
+) -> Option<Admitted> {
+    let is_read = flags.contains(flag!(READONLY)) && !session.client.is(ClientState::READONLY);
+    if settings.cluster_enabled || !(is_read || flags.contains(flag!(WRITE))) {
+        return None;
+    }
+    let primary = node.health.replica.link().primary.clone()?;
+    if node.followers.failover.step() == FailoverStep::InProgress {
+        return Some(Admitted::Wait);
+    }
+    let text = format!("REDIRECT {}:{}", primary.host, primary.port);
+    Some(Admitted::Refused(Refusal::Redirect(text)))
 }
 
 /// Returns the error if a session's user may not run a command, and logs that.

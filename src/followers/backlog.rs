@@ -1,6 +1,7 @@
 //! The last bytes of the stream for replicas, in memory.
 
 use bytes::Bytes;
+use flagstone_storage::feed::FeedMark;
 use flagstone_storage::journal::Lsn;
 use std::collections::VecDeque;
 
@@ -24,24 +25,29 @@ impl StreamBlock {
 #[derive(Debug)]
 pub struct Backlog {
     blocks: VecDeque<StreamBlock>,
-    /// Offsets behind the records that have words in the blocks, in order; before them the record
-    /// behind which the blocks begin.
-    ends: VecDeque<(Lsn, u64)>,
+    /// Offsets behind the records that have words in the blocks, in order, with the databases that are
+    /// selected there; before them the record behind which the blocks begin.
+    ends: VecDeque<(Lsn, u64, Option<u32>)>,
     /// Number of bytes of the whole stream, and its last record.
     end: u64,
     lsn: Lsn,
 }
 
+/// A record in the stream: its lsn, the length of its words, and the database that is selected behind
+/// them.
+pub(super) type RenderedRecord = (Lsn, usize, Option<u32>);
+
 impl Backlog {
-    /// Creates the backlog of a stream that has so many bytes up to a record.
-    pub fn new(end: u64, lsn: Lsn) -> Self {
+    /// Creates the backlog of a stream that has so many bytes up to a record, and has selected a
+    /// database there.
+    pub fn new(end: u64, lsn: Lsn, selected: Option<u32>) -> Self {
         // A data set may be of the record behind which the stream begins.
-        Self { blocks: VecDeque::new(), ends: VecDeque::from([(lsn, end)]), end, lsn }
+        Self { blocks: VecDeque::new(), ends: VecDeque::from([(lsn, end, selected)]), end, lsn }
     }
 
-    /// Creates the backlog of a stream whose last bytes up to a record are there.
-    pub fn with_bytes(end: u64, lsn: Lsn, bytes: Bytes) -> Self {
-        let mut this = Self::new(end, lsn);
+    /// Creates the backlog of such a stream whose last bytes are there.
+    pub fn with_bytes(end: u64, lsn: Lsn, selected: Option<u32>, bytes: Bytes) -> Self {
+        let mut this = Self::new(end, lsn, selected);
         let start = end.saturating_sub(bytes.len() as u64);
         if !bytes.is_empty() {
             this.blocks.push_back(StreamBlock { start, bytes, lsn });
@@ -49,16 +55,15 @@ impl Backlog {
         this
     }
 
-    /// Appends the words of the next records: each record, and the length of its words; then all
-    /// words.
-    pub fn push(&mut self, records: &[(Lsn, usize)], bytes: Bytes) {
+    /// Appends the words of the next records: the records, then all words.
+    pub fn push(&mut self, records: &[RenderedRecord], bytes: Bytes) {
         let (start, mut with_words) = (self.end, self.lsn);
-        for (lsn, len) in records {
-            self.end += *len as u64;
-            self.lsn = *lsn;
-            if *len > 0 {
-                with_words = *lsn;
-                self.ends.push_back((*lsn, self.end));
+        for &(lsn, len, selected) in records {
+            self.end += len as u64;
+            self.lsn = lsn;
+            if len > 0 || self.selected() != selected {
+                with_words = lsn;
+                self.ends.push_back((lsn, self.end, selected));
             }
         }
         debug_assert_eq!(
@@ -78,7 +83,17 @@ impl Backlog {
 
     /// Returns a record from which on a start would find all words that are there.
     pub fn first_lsn(&self) -> Lsn {
-        self.ends.front().map_or(self.lsn, |(lsn, _)| *lsn)
+        self.ends.front().map_or(self.lsn, |(lsn, ..)| *lsn)
+    }
+
+    /// Returns the position of the end.
+    pub fn mark(&self) -> FeedMark {
+        FeedMark { lsn: self.lsn, offset: self.end, selected: self.selected() }
+    }
+
+    /// Returns the database that is selected at the end.
+    pub fn selected(&self) -> Option<u32> {
+        self.ends.back().and_then(|(.., selected)| *selected)
     }
 
     /// Returns the number of bytes of the stream.
@@ -96,14 +111,19 @@ impl Backlog {
         self.blocks.front().map_or(self.end, |block| block.start)
     }
 
-    /// Returns the offset behind a record, if its words are there, or the stream or its part in
-    /// memory begins behind it.
-    pub fn offset_behind(&self, lsn: Lsn) -> Option<u64> {
+    /// Returns the offset behind a record, and the database that is selected there, if the words of the
+    /// record are there, or the stream or its part in memory begins behind it.
+    pub fn behind(&self, lsn: Lsn) -> Option<(u64, Option<u32>)> {
         if lsn > self.lsn {
             return None;
         }
-        let at = self.ends.partition_point(|(other, _)| *other <= lsn);
-        self.ends.get(at.checked_sub(1)?).map(|(_, end)| *end)
+        let at = self.ends.partition_point(|(other, ..)| *other <= lsn);
+        self.ends.get(at.checked_sub(1)?).map(|&(_, end, selected)| (end, selected))
+    }
+
+    /// Returns the offset behind a record alone.
+    pub fn offset_behind(&self, lsn: Lsn) -> Option<u64> {
+        self.behind(lsn).map(|(offset, _)| offset)
     }
 
     /// Returns the last record whose words are within so many bytes of the stream; `None` if that is not
@@ -112,7 +132,7 @@ impl Backlog {
         if offset >= self.end {
             return Some(self.lsn);
         }
-        let at = self.ends.partition_point(|(_, end)| *end <= offset);
+        let at = self.ends.partition_point(|(_, end, _)| *end <= offset);
         // Records up to the next one with words have none.
         (at > 0).then(|| self.ends[at].0 - 1)
     }
@@ -142,14 +162,14 @@ impl Backlog {
             lsn = block.lsn;
             self.blocks.pop_front();
         }
-        let from = self.ends.partition_point(|(other, _)| *other < lsn);
+        let from = self.ends.partition_point(|(other, ..)| *other < lsn);
         // The offset behind the last record that is gone stays known.
         self.ends.drain(..from);
     }
 
     /// Returns the memory of the bytes and of their index.
     pub fn memory(&self) -> u64 {
-        self.end - self.first() + (self.ends.len() * size_of::<(Lsn, u64)>()) as u64
+        self.end - self.first() + (self.ends.len() * size_of::<(Lsn, u64, Option<u32>)>()) as u64
     }
 }
 
@@ -158,9 +178,9 @@ mod tests {
     use super::*;
 
     fn backlog() -> Backlog {
-        let mut backlog = Backlog::new(100, 5);
-        backlog.push(&[(6, 3), (7, 0), (8, 2)], Bytes::from_static(b"abcde"));
-        backlog.push(&[(9, 4)], Bytes::from_static(b"fghi"));
+        let mut backlog = Backlog::new(100, 5, None);
+        backlog.push(&[(6, 3, None), (7, 0, None), (8, 2, None)], Bytes::from_static(b"abcde"));
+        backlog.push(&[(9, 4, Some(3))], Bytes::from_static(b"fghi"));
         backlog
     }
 
@@ -184,10 +204,19 @@ mod tests {
         backlog.trim(4, u64::MAX);
         assert_eq!((backlog.first(), backlog.end()), (105, 109));
         assert_eq!(behind(&backlog)[3..], known[3..]);
-        let mut new = Backlog::new(7, 3);
+        let mut new = Backlog::new(7, 3, Some(1));
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), None]);
-        new.push(&[(4, 2)], Bytes::from_static(b"ab"));
+        new.push(&[(4, 2, Some(1))], Bytes::from_static(b"ab"));
         assert_eq!([2, 3, 4].map(|lsn| new.offset_behind(lsn)), [None, Some(7), Some(9)]);
+    }
+
+    #[test]
+    fn the_selected_database_is_known_behind_each_record() {
+        let mut backlog = backlog();
+        let at = |backlog: &Backlog| [8, 9].map(|lsn| backlog.behind(lsn).unwrap().1);
+        assert_eq!((at(&backlog), backlog.selected()), ([None, Some(3)], Some(3)));
+        backlog.push(&[(10, 0, None)], Bytes::new());
+        assert_eq!((backlog.behind(10), backlog.selected()), (Some((109, None)), None));
     }
 
     #[test]
@@ -204,8 +233,8 @@ mod tests {
 
     #[test]
     fn a_stream_may_begin_with_bytes_of_another_one() {
-        let mut backlog = Backlog::with_bytes(100, 5, Bytes::from_static(b"former"));
-        backlog.push(&[(6, 2)], Bytes::from_static(b"ab"));
+        let mut backlog = Backlog::with_bytes(100, 5, None, Bytes::from_static(b"former"));
+        backlog.push(&[(6, 2, None)], Bytes::from_static(b"ab"));
         assert_eq!((backlog.first(), backlog.end()), (94, 102));
         assert_eq!(backlog.read(98).as_deref(), Some(&b"er"[..]));
         assert_eq!([4, 5, 6].map(|lsn| backlog.offset_behind(lsn)), [None, Some(100), Some(102)]);

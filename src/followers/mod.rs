@@ -15,13 +15,13 @@ pub use render::render;
 
 use crate::config::ReplAck;
 use crate::replica::{FollowedEnd, FormerStream};
-use render::select_first;
 
 use bytes::Bytes;
 use flagstone_storage::feed::{Feed, FeedMark, FeedTail, ID_BYTES};
 use flagstone_storage::journal::Lsn;
 use std::fmt::Write;
 use std::mem::take;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, watch};
 
@@ -43,8 +43,8 @@ struct OutStream {
 /// The position of the stream behind a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordPosition {
-    /// The stream's id, and its offset there.
-    At(String, u64),
+    /// The stream's id, its offset there, and the database that is selected.
+    At(String, u64, u32),
     /// The words of the record are not in the stream yet.
     Later,
     /// There is no stream, or what it has begins behind the record.
@@ -82,7 +82,9 @@ pub struct Followers {
     /// Serialises the making of data sets.
     pub copying: tokio::sync::Mutex<()>,
     /// Full and partial synchronisations since the start, and refused partial ones.
-    pub syncs: [std::sync::atomic::AtomicU64; 3],
+    pub syncs: [AtomicU64; 3],
+    /// Bytes that replicas were sent since the start.
+    pub bytes_out: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,6 +101,23 @@ fn text_of(id: &[u8; ID_BYTES]) -> String {
     text
 }
 
+/// Returns the backlog that the records of an earlier process make; `None`: they are damaged, or not where
+/// they should be.
+fn rendered(tail: &FeedTail) -> Option<Backlog> {
+    let (begin, mark) = (tail.begin()?, tail.mark()?);
+    let mut selected = begin.selected;
+    let mut backlog = Backlog::new(begin.offset, begin.lsn, selected);
+    let (mut records, mut bytes) = (Vec::new(), Vec::new());
+    for (lsn, words) in tail.records.iter().filter(|(lsn, _)| *lsn > begin.lsn) {
+        let from = bytes.len();
+        render(words, &mut selected, &mut bytes)?;
+        records.push((*lsn, bytes.len() - from, selected));
+    }
+    // One part, which stays as a whole until the stream has grown: replicas may not be there yet.
+    backlog.push(&records, bytes.into());
+    (backlog.behind(mark.lsn)? == (mark.offset, mark.selected)).then_some(backlog)
+}
+
 impl Followers {
     /// Creates the state of a server with this feed and no replicas.
     pub fn new(feed: Arc<Feed>) -> Self {
@@ -113,6 +132,7 @@ impl Followers {
             turn: tokio::sync::Mutex::default(),
             copying: tokio::sync::Mutex::default(),
             syncs: Default::default(),
+            bytes_out: AtomicU64::new(0),
         }
     }
 
@@ -120,46 +140,30 @@ impl Followers {
 
     /// Begins a stream behind a record. `followed`: the end of the stream that it continues.
     pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, followed: Option<FollowedEnd>, now_ms: u64) {
-        let (mut end, mut bytes) = (0, Vec::new());
+        let (mut end, mut selected, mut bytes) = (0, None, Vec::new());
         let former = followed.map(|followed| {
-            (end, bytes) = (followed.stream.offset, followed.bytes);
-            end += select_first(followed.db, &mut bytes);
+            (end, selected, bytes) = (followed.stream.offset, Some(followed.db), followed.bytes);
             followed.stream
         });
-        let backlog = Backlog::with_bytes(end, lsn, bytes.into());
+        let backlog = Backlog::with_bytes(end, lsn, selected, bytes.into());
         let (id, alone_since_ms) = (text_of(id), now_ms.max(1));
         *lock(&self.stream) = Some(OutStream { id, backlog, former, alone_since_ms });
         self.grown.send_replace(end);
         // Words are taken from now on, and there is a stream that takes them.
-        self.feed.start(FeedMark { lsn, offset: end });
+        self.feed.start(FeedMark { lsn, offset: end, selected });
     }
 
     /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
     /// ended.
     pub fn resume(&self, tail: &FeedTail, now_ms: u64) -> bool {
-        let mut bytes = Vec::new();
-        let (mut records, mut before_mark) = (Vec::new(), 0);
-        for (lsn, words) in &tail.records {
-            let from = bytes.len();
-            if render(words, &mut bytes).is_none() {
-                self.end();
-                return false;
-            }
-            records.push((*lsn, bytes.len() - from));
-            if *lsn <= tail.mark.lsn {
-                before_mark = bytes.len() as u64;
-            }
-        }
-        let Some(start) = tail.mark.offset.checked_sub(before_mark) else {
+        let Some(backlog) = rendered(tail) else {
             self.end();
             return false;
         };
-        let first = tail.records.front().map_or(tail.mark.lsn + 1, |(lsn, _)| *lsn);
-        let mut backlog = Backlog::new(start, first.saturating_sub(1));
-        backlog.push(&records, bytes.into());
+        let mut backlog = backlog;
         // The next record may have a greater number than the one behind the last.
         backlog.advance(self.feed.mark().lsn);
-        self.feed.set_mark(FeedMark { lsn: backlog.lsn(), offset: backlog.end() });
+        self.feed.set_mark(backlog.mark());
         self.grown.send_replace(backlog.end());
         let id = text_of(&tail.id);
         let (former, alone_since_ms) = (None, now_ms.max(1));
@@ -177,31 +181,38 @@ impl Followers {
     /// Takes the words of all durable records into the stream. `kept`: bytes that stay in memory.
     pub fn take_durable(&self, durable: Lsn, kept: u64) {
         let taken = self.feed.take(durable);
+        // Only this task renders.
+        let begin = lock(&self.stream).as_ref().map(|stream| stream.backlog.mark());
+        let Some(mut selected) = begin.map(|mark| mark.selected) else { return };
         let (mut blocks, mut bytes, mut records) = (Vec::new(), Vec::new(), Vec::new());
         for (lsn, words) in taken {
             let from = bytes.len();
-            if render(&words, &mut bytes).is_none() {
+            if render(&words, &mut selected, &mut bytes).is_none() {
                 tracing::error!(
                     lsn,
                     "the words of a record are damaged: the stream for replicas ends"
                 );
                 return self.end();
             }
-            records.push((lsn, bytes.len() - from));
+            records.push((lsn, bytes.len() - from, selected));
             if bytes.len() >= BLOCK {
                 blocks.push((take(&mut records), Bytes::from(take(&mut bytes))));
             }
         }
         blocks.push((records, bytes.into()));
         let mut stream = lock(&self.stream);
-        let Some(stream) = stream.as_mut() else { return };
+        // Another stream may have begun.
+        let Some(stream) = stream.as_mut().filter(|stream| Some(stream.backlog.mark()) == begin)
+        else {
+            return;
+        };
         // Needs change under the same lock.
         let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
         if blocks.iter().any(|(records, _)| !records.is_empty()) {
             for (records, bytes) in blocks {
                 stream.backlog.push(&records, bytes);
             }
-            let mark = FeedMark { lsn: stream.backlog.lsn(), offset: stream.backlog.end() };
+            let mark = stream.backlog.mark();
             self.feed.set_mark(mark);
             self.grown.send_replace(mark.offset);
         }
@@ -225,21 +236,23 @@ impl Followers {
         let Some(OutStream { id, backlog, .. }) = stream.as_ref() else {
             return RecordPosition::Never;
         };
-        match backlog.offset_behind(lsn) {
-            Some(offset) => RecordPosition::At(id.clone(), offset),
+        match backlog.behind(lsn) {
+            Some((offset, selected)) => {
+                RecordPosition::At(id.clone(), offset, selected.unwrap_or_default())
+            }
             None if lsn > backlog.lsn() => RecordPosition::Later,
             None => RecordPosition::Never,
         }
     }
 
-    /// Waits until the words of a record are in the stream, and returns the stream's id and its offset
-    /// behind them; `None` if they will never be: there is no stream, or it begins behind the record.
-    pub async fn reached(&self, lsn: Lsn) -> Option<(String, u64)> {
+    /// Waits until the words of a record are in the stream, and returns the stream's id, its offset
+    /// behind them, and the database that is selected there; `None` if they will never be: there is no stream, or it begins behind the record.
+    pub async fn reached(&self, lsn: Lsn) -> Option<(String, u64, u32)> {
         // It changes whenever words are taken, and when a stream begins or ends.
         let mut grown = self.grown.subscribe();
         loop {
             match self.position_behind(lsn) {
-                RecordPosition::At(id, offset) => return Some((id, offset)),
+                RecordPosition::At(id, offset, db) => return Some((id, offset, db)),
                 RecordPosition::Never => return None,
                 RecordPosition::Later => grown.changed().await.ok()?,
             }
@@ -392,14 +405,16 @@ mod tests {
     #[test]
     fn the_stream_of_an_earlier_process_goes_on_at_the_same_offset() {
         let mut one = Vec::new();
-        render(&words(b"1"), &mut one).unwrap();
-        let records = (7..10).map(|lsn| (lsn, words(b"1"))).collect();
-        let mark = FeedMark { lsn: 8, offset: 1000 };
-        let tail = FeedTail { id: [0xab; ID_BYTES], records, mark };
+        render(&words(b"1"), &mut Some(0), &mut one).unwrap();
+        let len = one.len() as u64;
+        let records = (6..10).map(|lsn| (lsn, words(b"1"))).collect();
+        let mark = |lsn| FeedMark { lsn, offset: 1000 + lsn * len - 8 * len, selected: Some(0) };
+        // The first record knew a position only that is not there any more.
+        let marks = [4, 6, 6, 8].map(mark).into();
+        let tail = FeedTail { id: [0xab; ID_BYTES], records, marks };
         let followers = Followers::new(Arc::default());
         assert!(followers.resume(&tail, 5));
         let figures = followers.figures().unwrap();
-        let len = one.len() as u64;
         assert_eq!((figures.first, figures.end), (1000 - 2 * len, 1000 + len));
         assert_eq!(figures.id, "ab".repeat(ID_BYTES));
         let follower = Follower::new(1, FollowerFacts::default(), 0);
@@ -410,11 +425,18 @@ mod tests {
         assert_eq!(followers.read(&figures.id, 1000).unwrap(), one);
         assert!(followers.read("another", 1000).is_none());
         let behind = |lsn| followers.position_behind(lsn);
-        let at = |offset| RecordPosition::At(figures.id.clone(), offset);
+        let at = |offset| RecordPosition::At(figures.id.clone(), offset, 0);
         assert_eq!([6, 9].map(behind), [at(1000 - 2 * len), at(1000 + len)]);
         assert_eq!([5, 10].map(behind), [RecordPosition::Never, RecordPosition::Later]);
-        let tail = FeedTail { mark: FeedMark { lsn: 8, offset: 1 }, ..tail };
-        assert!(!followers.resume(&tail, 5) && followers.figures().is_none());
+        for wrong in [
+            FeedMark { offset: 1, ..mark(8) },
+            FeedMark { selected: None, ..mark(8) },
+            FeedMark { lsn: 7, ..mark(8) },
+        ] {
+            let mut tail = tail.clone();
+            tail.marks[3] = wrong;
+            assert!(!followers.resume(&tail, 5) && followers.figures().is_none(), "{wrong:?}");
+        }
     }
 
     #[test]
@@ -430,12 +452,11 @@ mod tests {
             assert_eq!(goes_on(b"former", offset), can.then(|| own.clone()), "{offset}");
         }
         assert!(goes_on(b"another", 495).is_none());
-        // It leaves the database that the former stream had selected.
-        let select = b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n";
         let figures = followers.figures().unwrap();
-        assert_eq!((figures.first, figures.end), (490, 500 + select.len() as u64));
-        assert_eq!(followers.read(&own, 495).unwrap(), [&b"56789"[..], select].concat());
-        assert_eq!(followers.position_behind(7), RecordPosition::At(own, figures.end));
+        assert_eq!((figures.first, figures.end), (490, 500));
+        assert_eq!(followers.read(&own, 495).unwrap(), b"56789"[..]);
+        // The database that the former stream has selected stays selected.
+        assert_eq!(followers.position_behind(7), RecordPosition::At(own, 500, 2));
     }
 
     #[test]

@@ -6,18 +6,21 @@
 use flagstone_storage::words::{Said, groups};
 use flagstone_wire::resp::reply::write_request;
 
-/// Appends the words of a record; `None` if they are damaged. The stream has selected database 0
-/// before a record and behind it.
-pub fn render(words: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    let mut selected = 0;
+/// Appends the words of a record; `None` if they are damaged. `selected`: the database that the stream has
+/// selected before them, and then behind them.
+pub fn render(words: &[u8], selected: &mut Option<u32>, out: &mut Vec<u8>) -> Option<()> {
     for group in groups(words)? {
         let is_unit = group.len() > 1;
-        if is_unit {
+        if is_unit && let Some(first) = group.first() {
+            select(out, selected, first.db());
             write(out, &[b"MULTI"]);
         }
         for said in &group {
-            select(out, &mut selected, said.db());
+            if !is_about_the_link(said) {
+                select(out, selected, said.db());
+            }
             match said {
+                Said::Reselect => *selected = None,
                 Said::Command { words, .. } => write(out, words),
                 Said::Removal { key, .. } => write(out, &[b"UNLINK", key]),
                 Said::Fields { key, names, .. } => {
@@ -29,24 +32,26 @@ pub fn render(words: &[u8], out: &mut Vec<u8>) -> Option<()> {
             write(out, &[b"EXEC"]);
         }
     }
-    select(out, &mut selected, 0);
     Some(())
 }
 
-/// Appends the command that selects database 0, if another one is selected. Returns its length.
-pub(super) fn select_first(mut selected: u32, out: &mut Vec<u8>) -> u64 {
-    let before = out.len();
-    select(out, &mut selected, 0);
-    (out.len() - before) as u64
+/// Returns true for a ping or a question: it is of no database.
+fn is_about_the_link(said: &Said<'_>) -> bool {
+    let name = |words: &[&[u8]]| {
+        words.first().is_some_and(|name| [&b"PING"[..], b"REPLCONF"].contains(name))
+    };
+    matches!(said, Said::Command { words, .. } if name(words))
 }
 
 fn write(out: &mut Vec<u8>, words: &[&[u8]]) {
     write_request(out, words.iter().copied());
 }
 
-fn select(out: &mut Vec<u8>, selected: &mut u32, db: u32) {
-    if *selected != db {
-        write(out, &[b"SELECT", db.to_string().as_bytes()]);
+fn select(out: &mut Vec<u8>, selected: &mut Option<u32>, db: Option<u32>) {
+    if let Some(wanted) = db
+        && *selected != db
+    {
+        write(out, &[b"SELECT", wanted.to_string().as_bytes()]);
         *selected = db;
     }
 }
@@ -56,9 +61,10 @@ mod tests {
     use super::*;
     use flagstone_storage::words::RoundWords;
 
-    fn rendered(words: RoundWords) -> String {
+    fn rendered(words: RoundWords, mut selected: Option<u32>) -> String {
         let mut out = Vec::new();
-        render(&words.into_bytes(), &mut out).unwrap();
+        render(&words.into_bytes(), &mut selected, &mut out).unwrap();
+        assert_eq!(selected, Some(2));
         let text = String::from_utf8(out).unwrap();
         let is_word = |line: &&str| !line.starts_with(['*', '$']);
         text.lines().filter(is_word).collect::<Vec<_>>().join(" ")
@@ -75,9 +81,23 @@ mod tests {
         words.end_group();
         words.fields(0, b"h", [&b"f"[..]].into_iter());
         words.command(2, [&b"incr"[..], b"n"].into_iter());
+        words.reselect();
+        words.command(2, [&b"incr"[..], b"n"].into_iter());
         assert_eq!(
-            rendered(words),
-            "set a 1 MULTI SELECT 3 UNLINK old set b 2 EXEC SELECT 0 HDEL h f SELECT 2 incr n SELECT 0"
+            rendered(words, Some(0)),
+            "set a 1 SELECT 3 MULTI UNLINK old set b 2 EXEC SELECT 0 HDEL h f SELECT 2 incr n SELECT 2 incr n"
         );
+    }
+
+    #[test]
+    fn what_is_selected_stays_selected() {
+        let words = || {
+            let mut words = RoundWords::default();
+            words.want(true);
+            words.command(2, [&b"incr"[..], b"n"].into_iter());
+            words
+        };
+        assert_eq!(rendered(words(), None), "SELECT 2 incr n");
+        assert_eq!(rendered(words(), Some(2)), "incr n");
     }
 }

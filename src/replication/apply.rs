@@ -239,7 +239,7 @@ async fn demote_now(
     let node = &worker.node;
     let end = primary::end_of_stream(node).await;
     match (&end, applied) {
-        (Some((_, end)), Some(applied)) if *end == applied => {}
+        (Some((_, end, _)), Some(applied)) if *end == applied => {}
         (_, None) => {}
         _ => return Ok(None),
     }
@@ -251,10 +251,10 @@ async fn demote_now(
     let replica = &node.health.replica;
     let epoch = replica.follow(primary);
     node.apply_repl_ack();
-    let Some((id, offset)) = end else { return Ok(Some(epoch)) };
+    let Some((id, offset, db)) = end else { return Ok(Some(epoch)) };
     let serial = replica.link().position.serial + 1;
     let id = id.into_bytes().into();
-    let position = SourcePosition { serial, offset, id, ..Default::default() };
+    let position = SourcePosition { serial, offset, db, id, ..Default::default() };
     let stored = worker.partition.borrow_mut().put_source(node.clock.now_ms(), &position);
     let lsn = match stored {
         Ok(lsn) => lsn,

@@ -122,7 +122,7 @@ async fn wait_for_target(
         }
         let lsn = node.journal.end();
         node.journal.request_sync(lsn);
-        if let RecordPosition::At(_, end) = followers.position_behind(lsn) {
+        if let RecordPosition::At(_, end, _) = followers.position_behind(lsn) {
             // Replies that wait for it go first.
             let is_stored = followers.acks.level() == ReplAck::Sync;
             let is_target = |follower: &Arc<Follower>| {

@@ -33,6 +33,9 @@ const MAX_OFFSET: u64 = u64::MAX >> 1;
 /// Reason why a link ends that is not wanted any more.
 const OTHER: &str = "another primary was chosen";
 
+/// Reason why a link ends that a client has broken.
+const KICKED: &str = "CLIENT KILL TYPE master has ended it";
+
 /// File that receives the data set, in the data directory.
 const SYNC_FILE: &str = "replica-sync.rdb";
 
@@ -99,7 +102,8 @@ impl PrimaryLink {
         self.applier.clear_part(Some(self.epoch)).await?;
         self.set_state(LinkState::Connecting);
         let settings = self.settings();
-        let mut wire = PrimaryWire::connect(&self.primary, &settings).await?;
+        let bytes_in = &self.replica().bytes_in;
+        let mut wire = PrimaryWire::connect(&self.primary, &settings, bytes_in).await?;
         self.set_state(LinkState::Handshake);
         greet(&mut wire, &settings).await?;
         let position = self.ask_for_stream(&mut wire).await?;
@@ -294,6 +298,7 @@ impl PrimaryLink {
                     self.replica().link().heard_ms = self.applier.node.clock.now_ms();
                 }
                 () = synced.notified(), if awaited.owes => {}
+                () = self.replica().kicked.notified() => return Err(KICKED.to_owned()),
                 _ = beats.tick() => {
                     wire.limit = Duration::from_secs(self.settings().repl_timeout_seconds);
                     wire.check_alive()?;

@@ -7,6 +7,8 @@ use crate::tls::{self, PeerStream};
 use bytes::BytesMut;
 use flagstone_wire::resp::{Proto, Reply};
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -31,14 +33,20 @@ pub(super) struct PrimaryWire {
     pub(super) limit: Duration,
     /// When the last bytes came.
     heard: Instant,
+    /// Bytes that have come, of all connections.
+    bytes_in: Arc<AtomicU64>,
 }
 
 impl PrimaryWire {
-    /// Connects to the primary.
+    /// Connects to the primary. `bytes_in`: counts the bytes that come.
     ///
     /// # Errors
     /// Returns the reason why there is no connection.
-    pub(super) async fn connect(primary: &Primary, settings: &Settings) -> Result<Self, String> {
+    pub(super) async fn connect(
+        primary: &Primary,
+        settings: &Settings,
+        bytes_in: &Arc<AtomicU64>,
+    ) -> Result<Self, String> {
         let limit = Duration::from_secs(settings.repl_timeout_seconds);
         let address = (primary.host.as_str(), primary.port);
         let stream = in_time(limit, TcpStream::connect(address)).await?;
@@ -49,7 +57,8 @@ impl PrimaryWire {
         } else {
             Box::new(stream)
         };
-        Ok(Self { stream, buf: BytesMut::new(), limit, heard: Instant::now() })
+        let (buf, bytes_in) = (BytesMut::new(), bytes_in.clone());
+        Ok(Self { stream, buf, limit, heard: Instant::now(), bytes_in })
     }
 
     /// Reads more bytes. May be dropped before it is done: no byte is lost.
@@ -62,7 +71,8 @@ impl PrimaryWire {
             Err(_) => Err(self.silence()),
             Ok(Err(error)) => Err(broken(&error)),
             Ok(Ok(0)) => Err("the primary has closed the connection".to_owned()),
-            Ok(Ok(_)) => {
+            Ok(Ok(read)) => {
+                self.bytes_in.fetch_add(read as u64, Ordering::Relaxed);
                 self.heard = Instant::now();
                 Ok(())
             }

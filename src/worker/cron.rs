@@ -107,7 +107,10 @@ impl Worker {
     }
 
     fn sample_rates(&self) {
-        let mut totals = [0; 3];
+        let node = &self.node;
+        let [read, sent] = [&node.health.replica.bytes_in, &node.followers.bytes_out];
+        let [read, sent] = [read, sent].map(|counter| counter.load(Ordering::Relaxed));
+        let mut totals = [0, 0, 0, read, sent];
         for stats in &self.node.figures.stats {
             for (total, counter) in
                 totals.iter_mut().zip([&stats.commands, &stats.bytes_in, &stats.bytes_out])

@@ -64,6 +64,7 @@ use crate::config::{Config, Settings};
 use crate::node::{Node, ShutdownRequest, WorkerStats};
 use buffers::Buffers;
 use flagstone_storage::partition::Partition;
+use flagstone_storage::words::RoundWords;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
@@ -371,10 +372,15 @@ impl Worker {
 
     /// Sends a command to replicas that changes no data.
     pub(crate) fn say(&self, db: u32, words: &[&[u8]]) {
+        self.say_words(|said| said.command(db, words.iter().copied()));
+    }
+
+    /// Adds to the words of the open round, if there is a stream.
+    pub(crate) fn say_words(&self, say: impl FnOnce(&mut RoundWords)) {
         if self.node.followers.feed.is_on() {
             let mut partition = self.partition.borrow_mut();
             partition.store.words.want(true);
-            partition.store.words.command(db, words.iter().copied());
+            say(&mut partition.store.words);
             drop(partition);
             self.commit_soon();
         }

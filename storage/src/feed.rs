@@ -9,6 +9,7 @@
 //! ```text
 //! 0xffff u16 | length u64 | form u8 | directory u32 | id (20 bytes)
 //!            | lsn u64 | offset u64     the mark: the stream has this many bytes up to that record
+//!            | selected u32             the database that the stream has selected there; 0xffffffff: none
 //!            | words
 //! ```
 
@@ -28,7 +29,7 @@ pub const ID_BYTES: usize = 20;
 
 /// The form of words, and of their rendering: the offsets of a stream count rendered bytes, so it
 /// ends when a version of the program renders them in another way.
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 
 /// Maximum number of bytes of words behind the last mark that a start reads: a longer stream ends.
 const UNMARKED: usize = 256 << 20;
@@ -37,13 +38,18 @@ const UNMARKED: usize = 256 << 20;
 const UNTAKEN: usize = 8 << 20;
 
 /// Length of the part's content before the words.
-const HEAD: usize = 1 + 4 + ID_BYTES + 8 + 8;
+const HEAD: usize = 1 + 4 + ID_BYTES + 8 + 8 + 4;
+
+/// Stands for no database.
+const NO_DB: u32 = u32::MAX;
 
 /// A position of the stream: the number of its bytes up to a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeedMark {
     pub lsn: Lsn,
     pub offset: u64,
+    /// Database that the stream has selected there.
+    pub selected: Option<u32>,
 }
 
 /// Words of a record.
@@ -194,6 +200,7 @@ impl Feed {
         head.extend_from_slice(&state.id);
         head.extend_from_slice(&state.mark.lsn.to_be_bytes());
         head.extend_from_slice(&state.mark.offset.to_be_bytes());
+        head.extend_from_slice(&state.mark.selected.unwrap_or(NO_DB).to_be_bytes());
         head
     }
 
@@ -235,8 +242,8 @@ pub struct FeedTail {
     pub id: [u8; ID_BYTES],
     /// The last records, in order and without a gap.
     pub records: VecDeque<RecordWords>,
-    /// A position within them.
-    pub mark: FeedMark,
+    /// A position that each of them knows: all before it, and none before that of the record before.
+    pub marks: VecDeque<FeedMark>,
 }
 
 /// A part for replicas, decoded.
@@ -256,7 +263,9 @@ fn part_of(body: &Bytes, directory: u32) -> Option<FeedPart> {
     if head[0] != FORM || owner != directory {
         return None;
     }
-    let mark = FeedMark { lsn: number(5 + ID_BYTES)?, offset: number(13 + ID_BYTES)? };
+    let selected = u32::from_be_bytes(*head.get(21 + ID_BYTES..)?.first_chunk()?);
+    let selected = (selected != NO_DB).then_some(selected);
+    let mark = FeedMark { lsn: number(5 + ID_BYTES)?, offset: number(13 + ID_BYTES)?, selected };
     let words = Bytes::copy_from_slice(words);
     Some(FeedPart { id: *head.get(5..)?.first_chunk()?, mark, words })
 }
@@ -290,7 +299,7 @@ impl Feed {
     pub(crate) fn go_on(&self, journal: &dyn Journal, tail: Option<&FeedTail>) {
         if let Some(tail) = tail {
             self.turn_on(tail.id);
-            self.start(FeedMark { lsn: journal.end(), offset: 0 });
+            self.start(FeedMark { lsn: journal.end(), ..FeedMark::default() });
         }
     }
 }
@@ -341,15 +350,16 @@ struct TailEnd {
 
 impl TailEnd {
     fn new(id: [u8; ID_BYTES]) -> Self {
-        let tail = FeedTail { id, records: VecDeque::new(), mark: FeedMark::default() };
+        let tail = FeedTail { id, records: VecDeque::new(), marks: VecDeque::new() };
         Self { tail, bytes: 0, marked_bytes: 0, marked: 0 }
     }
 
     /// Appends a record. The words up to the mark have at most `max_bytes`.
     fn push(&mut self, lsn: Lsn, part: FeedPart, max_bytes: usize) {
-        let Self { tail: FeedTail { records, mark, .. }, bytes, marked_bytes, marked } = self;
+        let Self { tail: FeedTail { records, marks, .. }, bytes, marked_bytes, marked } = self;
         *bytes += part.words.len();
-        *mark = part.mark;
+        let mark = part.mark;
+        marks.push_back(mark);
         records.push_back((lsn, part.words));
         while let Some((lsn, words)) = records.get(*marked)
             && *lsn <= mark.lsn
@@ -359,6 +369,7 @@ impl TailEnd {
         }
         while *marked_bytes > max_bytes || *bytes > UNMARKED {
             let Some((lsn, words)) = records.pop_front() else { return };
+            marks.pop_front();
             *bytes -= words.len();
             if lsn <= mark.lsn {
                 *marked_bytes -= words.len();
@@ -369,10 +380,20 @@ impl TailEnd {
 }
 
 impl FeedTail {
-    /// Returns true if the mark is a position of the records that are there.
+    /// Returns the first known position from which on the records are there; `None`: there is none.
+    pub fn begin(&self) -> Option<FeedMark> {
+        let (first, _) = self.records.front()?;
+        self.marks.iter().find(|mark| mark.lsn != 0 && mark.lsn + 1 >= *first).copied()
+    }
+
+    /// Returns the last known position.
+    pub fn mark(&self) -> Option<FeedMark> {
+        self.marks.back().copied()
+    }
+
+    /// Returns true if it is known where the records are in the stream.
     fn is_usable(&self) -> bool {
-        let first = self.records.front().map(|(lsn, _)| *lsn);
-        self.mark.lsn != 0 && first.is_some_and(|first| self.mark.lsn + 1 >= first)
+        self.begin().is_some()
     }
 }
 
@@ -394,11 +415,12 @@ mod tests {
     fn a_part_roundtrips_and_belongs_to_its_directory() {
         let feed = Feed::new(7);
         feed.turn_on([3; ID_BYTES]);
-        feed.start(FeedMark { lsn: 5, offset: 100 });
+        let mark = FeedMark { lsn: 5, offset: 100, selected: Some(9) };
+        feed.start(mark);
         let bytes = body(&feed, b"words");
         let part = part_of(&bytes, 7).unwrap();
         assert_eq!((part.id, &part.words[..]), ([3; ID_BYTES], &b"words"[..]));
-        assert_eq!(part.mark, FeedMark { lsn: 5, offset: 100 });
+        assert_eq!(part.mark, mark);
         assert!(part_of(&bytes, 8).is_none(), "it is a copy of another directory");
         assert!(part_of(&bytes.slice(..bytes.len() - 1), 7).is_none());
     }
@@ -407,7 +429,7 @@ mod tests {
     fn a_tail_has_the_words_behind_its_mark_whatever_their_size() {
         let mut end = TailEnd::new([3; ID_BYTES]);
         let mut push = |lsn: Lsn, marked: Lsn| {
-            let mark = FeedMark { lsn: marked, offset: 1 };
+            let mark = FeedMark { lsn: marked, offset: 1, selected: None };
             let part = FeedPart { id: [3; ID_BYTES], mark, words: Bytes::from_static(b"words") };
             end.push(lsn, part, 12);
             (end.tail.records[0].0, end.tail.records.len(), end.tail.is_usable())
@@ -426,7 +448,7 @@ mod tests {
         let bring = |lsn: Lsn| feed.state().appended.insert(lsn, Bytes::from(vec![lsn as u8]));
         bring(4);
         bring(6);
-        feed.start(FeedMark { lsn: 4, offset: 0 });
+        feed.start(FeedMark { lsn: 4, ..FeedMark::default() });
         bring(7);
         let lsns = |durable| feed.take(durable).into_iter().map(|(lsn, _)| lsn).collect::<Vec<_>>();
         assert_eq!(lsns(9), [0; 0], "the words of record 5 are missing");

@@ -9,6 +9,7 @@
 //! item:    what u8 | db varint | n varint | n × bytes
 //! what:    0 a command: its words · 1 a key that has expired or was evicted: its name
 //!          2 fields of a hash that have expired: the key, then their names
+//!          3 the next command selects its database, whatever is selected: n is 0
 //! ```
 
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
@@ -16,6 +17,7 @@ use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 const COMMAND: u8 = 0;
 const REMOVAL: u8 = 1;
 const FIELDS: u8 = 2;
+const RESELECT: u8 = 3;
 
 /// Length of the head of a group.
 const HEAD: usize = 4;
@@ -32,13 +34,18 @@ pub enum Said<'a> {
     Removal { db: u32, key: &'a [u8] },
     /// Fields of a hash that have expired.
     Fields { db: u32, key: &'a [u8], names: Vec<&'a [u8]> },
+    /// The next command selects its database, whatever is selected.
+    Reselect,
 }
 
 impl Said<'_> {
-    /// Returns the database that the item is of.
-    pub fn db(&self) -> u32 {
+    /// Returns the database that the item is of, if it is of one.
+    pub fn db(&self) -> Option<u32> {
         match self {
-            Self::Command { db, .. } | Self::Removal { db, .. } | Self::Fields { db, .. } => *db,
+            Self::Command { db, .. } | Self::Removal { db, .. } | Self::Fields { db, .. } => {
+                Some(*db)
+            }
+            Self::Reselect => None,
         }
     }
 }
@@ -138,6 +145,13 @@ impl RoundWords {
         }
     }
 
+    /// Makes the next command select its database, for a reader that begins here.
+    pub fn reselect(&mut self) {
+        if self.wanted {
+            self.item(RESELECT, 0, 0);
+        }
+    }
+
     /// Notes that a change of the store was none of the running command: an expiry that it has found.
     #[inline]
     pub fn excuse(&mut self) {
@@ -217,6 +231,7 @@ fn said<'a>(bytes: &mut &'a [u8]) -> Option<Said<'a>> {
             let names = words.split_off(1.min(words.len()));
             Some(Said::Fields { db, key: words.first()?, names })
         }
+        RESELECT => Some(Said::Reselect),
         _ => None,
     }
 }
@@ -244,6 +259,7 @@ mod tests {
         words.command(0, [&b"set"[..], b"k", b""].into_iter());
         words.end_group();
         words.command(1, [&b"incr"[..], b"n"].into_iter());
+        words.reselect();
         let bytes = words.take();
         assert!(words.is_empty());
         let fields = Said::Fields { db: 0, key: b"h", names: vec![b"f", b"g"] };
@@ -253,11 +269,12 @@ mod tests {
                 vec![Said::Removal { db: 3, key: b"gone" }],
                 vec![fields, command(0, &[b"set", b"k", b""])],
                 vec![command(1, &[b"incr", b"n"])],
+                vec![Said::Reselect],
             ])
         );
         for cut in 1..bytes.len() {
             let left = groups(&bytes[..cut]);
-            assert!(left.is_none_or(|left| left.len() < 3), "{cut}");
+            assert!(left.is_none_or(|left| left.len() < 4), "{cut}");
         }
     }
 

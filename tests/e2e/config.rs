@@ -137,6 +137,7 @@ fn is_okay(reply: &str) -> bool {
 
 /// Directives whose effect the rows cannot show, with the test that does, or why none can.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("shutdown-timeout", "failover::a_stop_waits_until_replicas_have_everything"),
     ("port", "other_addresses_are_listened_on_at_once"),
     ("bind", "other_addresses_are_listened_on_at_once"),
     ("tls-port", "tls::the_port_opens_and_closes_live"),

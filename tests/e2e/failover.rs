@@ -5,6 +5,7 @@ use super::followers::{
     CHANGES, Reader, caught_up, contents, count, follow, info, offset, run, until,
 };
 use redis::{Commands, Connection, Value, cmd};
+use rustix::process::Signal;
 use std::time::Duration;
 
 pub(super) fn replicaof(client: &mut Connection, port: u16) {
@@ -74,7 +75,7 @@ fn a_replica_that_has_more_than_the_promoted_one_begins_anew() {
     while words.last().is_none_or(|last| last != "SET mine 1") {
         words.push(reader.next());
     }
-    words.retain(|words| !words.starts_with("REPLCONF"));
+    words.retain(|words| !words.starts_with("REPLCONF") && words != "SELECT 0");
     assert_eq!(words, ["SET a 2", "MULTI", "INCR a", "INCR b", "EXEC", "SET mine 1"]);
 }
 
@@ -230,4 +231,81 @@ fn only_the_primary_makes_its_replica_take_over() {
     let reply = reader.ask(&format!("PSYNC {id} {next} FAILOVER"));
     assert!(reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC"), "{reply}");
     assert_eq!(info(&mut other, "role"), "master");
+}
+
+#[test]
+fn a_stop_waits_until_replicas_have_everything() {
+    let mut primary = Server::start(&["--appendfsync", "everysec", "--workers", "2"]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    caught_up(&mut client, &mut other);
+    replica.signal(Signal::STOP);
+    for n in 0..500 {
+        let _: () = client.set(format!("k{n}"), "v".repeat(1000)).expect("SET");
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(700));
+            replica.signal(Signal::CONT);
+        });
+        primary.stop();
+    });
+    assert!(primary.log().contains("all replicas have everything"), "{}", primary.log());
+    run(&mut other, &["REPLICAOF NO ONE"]);
+    assert_eq!(cmd("DBSIZE").query::<u64>(&mut other).expect("DBSIZE"), 500);
+    // It waits no longer than it may.
+    primary.restart();
+    let mut client = primary.client();
+    run(&mut client, &["CONFIG SET shutdown-timeout 1"]);
+    replicaof(&mut other, primary.port());
+    caught_up(&mut client, &mut other);
+    replica.signal(Signal::STOP);
+    run(&mut client, &["SET late 1"]);
+    primary.stop();
+    assert!(primary.log().contains("replicas lack the last writes"), "{}", primary.log());
+    replica.signal(Signal::CONT);
+}
+
+#[test]
+fn clients_that_can_be_are_sent_to_the_primary() {
+    let primary = Server::start(&[]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    run(&mut client, &["SET a 1"]);
+    caught_up(&mut client, &mut other);
+    assert!(error(&mut other, &["SET", "a", "2"]).starts_with("READONLY"));
+    run(&mut other, &["GET a", "CLIENT CAPA redirect"]);
+    let redirect = format!("REDIRECT 127.0.0.1:{}", primary.port());
+    assert_eq!(error(&mut other, &["GET", "a"]), redirect);
+    assert_eq!(error(&mut other, &["SET", "a", "2"]), redirect);
+    run(&mut other, &["PING", "INFO"]);
+    run(&mut other, &["READONLY", "GET a"]);
+    assert_eq!(error(&mut other, &["SET", "a", "2"]), redirect);
+    run(&mut other, &["READWRITE"]);
+    assert_eq!(error(&mut other, &["GET", "a"]), redirect);
+    run(&mut other, &["RESET", "GET a", "CLIENT CAPA redirect", "REPLICAOF NO ONE", "GET a"]);
+    // On a primary it changes nothing.
+    run(&mut client, &["CLIENT CAPA redirect", "GET a", "SET a 2"]);
+}
+
+#[test]
+fn a_link_that_a_client_breaks_goes_on_and_its_bytes_are_counted() {
+    let primary = Server::start(&["--appendfsync", "everysec"]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    caught_up(&mut client, &mut other);
+    let killed: u64 = cmd("CLIENT").arg(&["KILL", "TYPE", "master"]).query(&mut other).expect("it");
+    assert_eq!(killed, 1);
+    run(&mut client, &["SET a 1"]);
+    until("the link is there again", || count(&mut client, "sync_partial_ok") == 1);
+    caught_up(&mut client, &mut other);
+    let killed: u64 =
+        cmd("CLIENT").arg(&["KILL", "TYPE", "master"]).query(&mut client).expect("it");
+    assert_eq!(killed, 0, "a primary has none");
+    run(&mut other, &[&format!("CLIENT KILL 127.0.0.1:{}", primary.port())]);
+    until("the link is there again", || count(&mut client, "sync_partial_ok") == 2);
+    assert!(count(&mut client, "total_net_repl_output_bytes") > 100);
+    assert!(count(&mut other, "total_net_repl_input_bytes") > 100);
+    let stored: (u64, u64) = cmd("WAITAOF").arg(&[1, 1, 5000]).query(&mut client).expect("WAITAOF");
+    assert_eq!(stored, (1, 1));
 }

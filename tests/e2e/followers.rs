@@ -283,13 +283,15 @@ fn a_replica_has_acknowledged_no_more_than_it_was_sent() {
 pub(super) struct Reader {
     stream: TcpStream,
     input: BufReader<TcpStream>,
+    has_begun: bool,
 }
 
 impl Reader {
     pub(super) fn connect(server: &Server) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
         stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
-        Self { input: BufReader::new(stream.try_clone().expect("a clone")), stream }
+        let input = BufReader::new(stream.try_clone().expect("a clone"));
+        Self { input, stream, has_begun: false }
     }
 
     pub(super) fn say(&mut self, line: &str) {
@@ -335,11 +337,13 @@ impl Reader {
         words
     }
 
-    /// Returns the next commands that are no ping.
+    /// Returns the next command that is no ping; the stream may begin in database 0.
     pub(super) fn next(&mut self) -> String {
         loop {
             let words = self.words().join(" ");
-            if words != "PING" {
+            let is_begin = !self.has_begun && words == "SELECT 0";
+            self.has_begun |= words != "PING";
+            if words != "PING" && !is_begin {
                 return words;
             }
         }
@@ -364,8 +368,20 @@ fn the_stream_has_units_whole_and_databases_selected() {
     assert_eq!(reader.next(), "SET a 1");
     let unit: Vec<String> = (0..4).map(|_| reader.next()).collect();
     assert_eq!(unit, ["MULTI", "INCR a", "INCR b", "EXEC"]);
-    let rest: Vec<String> = (0..6).map(|_| reader.next()).collect();
-    assert_eq!(rest, ["SELECT 2", "SADD s x", "SELECT 0", "SELECT 2", "SREM s x", "SELECT 0"]);
+    run(&mut client, &["MULTI", "SELECT 3", "INCR a", "SELECT 0", "INCR a", "EXEC", "INCR a"]);
+    let rest: Vec<String> = (0..10).map(|_| reader.next()).collect();
+    let moves = ["SELECT 2", "SADD s x", "SREM s x"];
+    let unit = ["SELECT 3", "MULTI", "INCR a", "SELECT 0", "INCR a", "EXEC", "INCR a"];
+    assert_eq!(rest, [&moves[..], &unit].concat());
+    // One that comes later begins with the database of its first command.
+    let mut later = Reader::connect(&server);
+    later.ask("PSYNC ? -1");
+    let data = later.data_set();
+    assert!(data.windows(16).any(|w| w == b"repl-stream-db\xc0\0" || w == b"repl-stream-db\x010"));
+    run(&mut client, &["SELECT 2", "INCR a", "INCR a"]);
+    assert_eq!([later.next(), later.next(), later.next()], ["SELECT 2", "INCR a", "INCR a"]);
+    drop(later);
+    until("the later one is gone", || info(&mut client, "connected_slaves") == "1");
     let list: String =
         cmd("CLIENT").arg(&["LIST", "TYPE", "replica"]).query(&mut client).expect("LIST");
     assert!(list.contains("flags=S "), "{list}");
@@ -376,6 +392,19 @@ fn the_stream_has_units_whole_and_databases_selected() {
         cmd("CLIENT").arg(&["KILL", "TYPE", "replica"]).query(&mut client).expect("KILL");
     assert_eq!(killed, 1);
     until("the replica is gone", || info(&mut client, "connected_slaves") == "0");
+}
+
+#[test]
+fn a_tool_that_asks_in_the_old_way_gets_the_data_set_and_the_stream() {
+    let server = Server::start(&["--appendfsync", "always"]);
+    let mut client = server.client();
+    run(&mut client, &["SET before 1"]);
+    let mut reader = Reader::connect(&server);
+    reader.say("SYNC");
+    let data = reader.data_set();
+    assert!(data.starts_with(b"REDIS0010") && data.windows(6).any(|w| w == b"before"));
+    run(&mut client, &["SET a 1"]);
+    assert_eq!(reader.next(), "SET a 1");
 }
 
 #[test]
@@ -391,7 +420,8 @@ fn a_reader_goes_on_from_the_backlog_or_begins_anew() {
     assert_eq!((reader.next(), reader.next()), ("SET a 1".to_owned(), "SET b 2".to_owned()));
     drop(reader);
     let mut reader = Reader::connect(&server);
-    let one = "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n1\r\n".len() as u64;
+    let select = "*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n".len() as u64;
+    let one = select + "*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n1\r\n".len() as u64;
     let reply = reader.ask(&format!("PSYNC {id} {}", begin + one + 1));
     assert_eq!(reply, format!("+CONTINUE {id}"));
     assert_eq!(reader.next(), "SET b 2");

@@ -4,6 +4,7 @@
 mod show;
 mod slots;
 
+use crate::clients::ClientState;
 use crate::commands::{Handler, Spec};
 use crate::config::Settings;
 use crate::routing::{Call, CallOutcome};
@@ -151,7 +152,21 @@ fn refuse(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     Err(ALONE.into())
 }
 
-/// `READONLY`, `READWRITE` and `ASKING`: every key is this node's, so they change nothing.
+/// `READONLY`: a client that can be redirected reads from a replica all the same.
+fn readonly(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    cx.session.client.set(ClientState::READONLY, true);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `READWRITE`
+fn readwrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    cx.session.client.set(ClientState::READONLY, false);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `ASKING`: every key is this node's, so it changes nothing.
 fn nothing(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     enabled(&cx.worker.settings())?;
     cx.out.ok();
@@ -366,7 +381,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// `READONLY` and the like in a transaction.
+/// `ASKING` in a transaction.
 fn nothing_in_unit(
     cx: &mut Ctx<'_>,
     unit: &crate::unit::Unit<'_>,
@@ -385,7 +400,6 @@ const READS: Spec = Spec {
     arity: 1,
     flags: flag!(LOADING | STALE | FAST),
     acl: acl!(CONNECTION),
-    run: Handler::Either { alone: nothing, in_unit: nothing_in_unit },
     ..Spec::NEW
 };
 
@@ -404,8 +418,19 @@ pub const COMMANDS: &[Spec] = &[
         name: "asking",
         flags: flag!(FAST),
         summary: "Allows a redirected command: no slot is ever on its way here.",
+        run: Handler::Either { alone: nothing, in_unit: nothing_in_unit },
         ..READS
     },
-    Spec { name: "readonly", summary: "Allows reads from a replica.", ..READS },
-    Spec { name: "readwrite", summary: "Ends READONLY.", ..READS },
+    Spec {
+        name: "readonly",
+        summary: "Allows reads from a replica.",
+        run: Handler::Session(readonly),
+        ..READS
+    },
+    Spec {
+        name: "readwrite",
+        summary: "Ends READONLY.",
+        run: Handler::Session(readwrite),
+        ..READS
+    },
 ];

@@ -179,6 +179,17 @@ fn kill(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             cx.node.clients.kill(&client);
         }
     }
+    let replica = &cx.node.health.replica;
+    let primary = replica.link().primary.as_ref().map(|it| format!("{}:{}", it.host, it.port));
+    let is_named = match by_address {
+        true => filter.addr.is_some() && filter.addr == primary.as_deref().map(str::as_bytes),
+        false => filter.kind == Some(ClientKind::Primary),
+    };
+    if is_named && replica.is_up() {
+        // The link is no client of this server.
+        replica.kicked.notify_one();
+        killed += 1;
+    }
     match (by_address, killed) {
         (true, 0) => return Err("ERR No such client".into()),
         (true, _) => cx.out.ok(),

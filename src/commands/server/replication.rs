@@ -230,8 +230,8 @@ fn psync<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 /// `SYNC`
-fn sync(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    begin_sync(cx, SyncWish::Sync)
+fn sync<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move { begin_sync(cx, SyncWish::Sync) })
 }
 
 /// `REPLCONF name value …`
@@ -337,7 +337,7 @@ pub const REPLICATION_COMMANDS: &[Spec] = &[
         name: "sync",
         summary: "Makes the connection that of a replica, which gets the data set first.",
         arity: 1,
-        run: Handler::Session(sync),
+        run: Handler::Wait(sync),
         ..ASKS
     },
     Spec {

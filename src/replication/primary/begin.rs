@@ -96,9 +96,9 @@ pub(crate) async fn end_stream(node: &Node, peers: &Peers) {
     tracing::info!("the stream for replicas has ended");
 }
 
-/// Returns the id and the end of the stream, with everything that is in the journal; `None` if it
-/// does not get there in time.
-pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64)> {
+/// Returns the id and the end of the stream, with everything that is in the journal, and the database that is
+/// selected there; `None` if it does not get there in time.
+pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64, u32)> {
     let lsn = node.journal.end();
     node.journal.request_sync(lsn);
     timeout(END_LIMIT, node.followers.reached(lsn)).await.ok().flatten()

@@ -109,6 +109,14 @@ fn copy_file(settings: &Settings) -> PathBuf {
     settings.dir.join(COPY_FILE)
 }
 
+/// The beginning of a data set.
+struct DataSetHead<'a> {
+    /// Code of the libraries of functions.
+    libraries: &'a [&'a [u8]],
+    /// Database that the stream behind it has selected.
+    selected: u32,
+}
+
 async fn make_in(
     node: &Arc<Node>,
     store: &Place,
@@ -118,6 +126,7 @@ async fn make_in(
     remove_tree(store).await?;
     let lsn = branch_at(node, store.clone()).await.map_err(|what| anyhow!(what))?;
     send(to, DataPart::At(lsn)).await?;
+    let (.., selected) = node.followers.reached(lsn).await.context("the stream has ended")?;
     let settings = node.config.settings();
     let location = Location { store: store.clone(), journal: None };
     let mut options = offline_options(&location).await?;
@@ -128,13 +137,14 @@ async fn make_in(
     let (engines, libraries) = (opened.engines(), std::mem::take(&mut opened.libraries));
     let (mut partitions, locks) = opened.into_partitions(1, 1);
     let mut partition = partitions.pop().context("a directory without a partition")?;
-    let codes: Vec<&[u8]> = libraries.iter().map(|library| &*library.code).collect();
+    let libraries: Vec<&[u8]> = libraries.iter().map(|library| &*library.code).collect();
+    let head = DataSetHead { libraries: &libraries, selected };
     let copied = match with_length {
         false => {
             let sink = DataSink::Replica(to);
-            write(node, &settings, &mut partition, &codes, sink).await.map(|()| None)
+            write(node, &settings, &mut partition, &head, sink).await.map(|()| None)
         }
-        true => write_file(node, &settings, &mut partition, &codes, to).await.map(Some),
+        true => write_file(node, &settings, &mut partition, &head, to).await.map(Some),
     };
     drop(partition);
     for engine in engines {
@@ -150,13 +160,13 @@ async fn write_file(
     node: &Node,
     settings: &Settings,
     partition: &mut Partition,
-    codes: &[&[u8]],
+    head: &DataSetHead<'_>,
     to: &mpsc::Sender<DataPart>,
 ) -> Result<File> {
     let path = copy_file(settings);
     let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
     let sink = DataSink::File(file, to);
-    let written = write(node, settings, partition, codes, sink).await;
+    let written = write(node, settings, partition, head, sink).await;
     let opened = File::open(&path);
     let _ = fs::remove_file(&path);
     written?;
@@ -214,15 +224,16 @@ async fn write(
     node: &Node,
     settings: &Settings,
     partition: &mut Partition,
-    libraries: &[&[u8]],
+    head: &DataSetHead<'_>,
     mut sink: DataSink<'_>,
 ) -> Result<()> {
     let mut output = Output::of_old_types(Vec::new())?;
     output.aux("flagstone-ver", env!("CARGO_PKG_VERSION"))?;
     output.aux("redis-bits", "64")?;
     output.aux("ctime", &(node.clock.now_ms() / 1000).to_string())?;
-    output.aux("repl-stream-db", "0")?;
-    output.functions(&dump_functions(libraries.iter().copied(), settings.data.rdbcompression))?;
+    output.aux("repl-stream-db", &head.selected.to_string())?;
+    output
+        .functions(&dump_functions(head.libraries.iter().copied(), settings.data.rdbcompression))?;
     let shards: Vec<u16> = partition.shards.keys().copied().collect();
     for db in 0..settings.databases {
         let (keys, expires) = partition.totals(db);

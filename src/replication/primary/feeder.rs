@@ -99,7 +99,7 @@ fn rendered(words: &[Vec<u8>]) -> u64 {
     out.len() as u64
 }
 
-/// Feeds the stream until the node ends.
+/// Feeds the stream until the process ends: replicas get what is stored during the shutdown, too.
 pub(crate) async fn run(node: Arc<Node>, peers: Arc<Peers>) {
     let progress = Arc::new(Notify::new());
     let (feed, bell) = (node.followers.feed.clone(), progress.clone());
@@ -112,7 +112,7 @@ pub(crate) async fn run(node: Arc<Node>, peers: Arc<Peers>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pinged = Instant::now();
     let mut questions = Questions { asked: pinged, behind: 0 };
-    while !node.ending.is_ending() {
+    loop {
         tokio::select! {
             () = progress.notified() => {}
             _ = tick.tick() => {
@@ -143,11 +143,11 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     if followers.alone_ms(now_ms).is_some_and(|ms| ttl_s != 0 && ms >= ttl_s.saturating_mul(1000)) {
         return end_stream(node, peers).await;
     }
-    if settings.appendfsync == AppendFsync::No
+    if settings.appendfsync != AppendFsync::Always
         && followers.feed.is_on()
         && node.journal.durable() < node.journal.end()
     {
-        // No other syncs it soon, and the words wait in memory.
+        // No other syncs it soon: replicas would lag, and the words wait in memory.
         node.journal.request_sync(node.journal.end());
     }
     let all = followers.all();

@@ -9,6 +9,7 @@ use crate::transport::Stream;
 use crate::worker::Worker;
 use bytes::{Buf, BufMut, BytesMut};
 use flagstone_commands::is_word;
+use flagstone_storage::words::RoundWords;
 use flagstone_wire::num::parse_u64;
 use flagstone_wire::resp::reply::data_set_head;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
@@ -132,6 +133,7 @@ impl ReplicaLink<'_> {
         count(&stats.writes, 1);
         count(&self.client.bytes_out, bytes.len() as u64);
         stats.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.node().followers.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         while !bytes.is_empty() {
             match self.stream.try_write(bytes) {
                 Ok(n) => {
@@ -163,7 +165,10 @@ impl ReplicaLink<'_> {
             match part {
                 DataPart::At(lsn) => {
                     let ended = || Error::other("the stream has ended");
-                    let (id, at) = self.node().followers.reached(lsn).await.ok_or_else(ended)?;
+                    let reached = self.node().followers.reached(lsn).await;
+                    let (id, at, _) = reached.ok_or_else(ended)?;
+                    // It need not know the database that the stream has selected.
+                    self.worker.say_words(RoundWords::reselect);
                     if !self.follower.facts.data_set_only {
                         self.follower.set_needs(at);
                     }

@@ -313,6 +313,7 @@ impl Page<'_> {
             ("number_of_libraries", &libraries.iter().len()),
             ("used_memory_functions", &libraries.bytes()),
         ]);
+        let backlog = self.node.followers.figures().map_or(0, |stream| stream.memory);
         self.sized("used_memory_scripts", (script_bytes + libraries.bytes()) as u64);
         self.sized("maxmemory", settings.maxmemory);
         self.fields(&[
@@ -324,8 +325,8 @@ impl Page<'_> {
             ("mem_fragmentation_bytes", &(i128::from(used.resident) - i128::from(bytes))),
             ("mem_not_counted_for_evict", &0),
             ("mem_overhead_db_hashtable_rehashing", &0),
-            ("mem_replication_backlog", &0),
-            ("mem_total_replication_buffers", &0),
+            ("mem_replication_backlog", &backlog),
+            ("mem_total_replication_buffers", &backlog),
             ("mem_replica_full_sync_buffer", &0),
             ("mem_clients_slaves", &0),
             ("mem_clients_normal", &clients),
@@ -430,7 +431,8 @@ impl Page<'_> {
     }
 
     fn stats(&mut self) {
-        let [commands, bytes_in, bytes_out] = self.node.figures.rates.per_second();
+        let [commands, bytes_in, bytes_out, repl_in, repl_out] =
+            self.node.figures.rates.per_second();
         let (clients, followers) = (&self.node.clients, &self.node.followers);
         let syncs = followers.syncs.each_ref().map(|count| count.load(Ordering::Relaxed));
         let kib = |bytes: u64| format!("{:.2}", bytes as f64 / 1024.0);
@@ -440,12 +442,15 @@ impl Page<'_> {
             ("instantaneous_ops_per_sec", &commands),
             ("total_net_input_bytes", &self.sum(|s| &s.bytes_in)),
             ("total_net_output_bytes", &self.sum(|s| &s.bytes_out)),
-            ("total_net_repl_input_bytes", &0),
-            ("total_net_repl_output_bytes", &0),
+            (
+                "total_net_repl_input_bytes",
+                &self.node.health.replica.bytes_in.load(Ordering::Relaxed),
+            ),
+            ("total_net_repl_output_bytes", &self.node.followers.bytes_out.load(Ordering::Relaxed)),
             ("instantaneous_input_kbps", &kib(bytes_in)),
             ("instantaneous_output_kbps", &kib(bytes_out)),
-            ("instantaneous_input_repl_kbps", &"0.00"),
-            ("instantaneous_output_repl_kbps", &"0.00"),
+            ("instantaneous_input_repl_kbps", &kib(repl_in)),
+            ("instantaneous_output_repl_kbps", &kib(repl_out)),
             ("rejected_connections", &clients.rejected.load(Ordering::Relaxed)),
             ("sync_full", &syncs[0]),
             ("sync_partial_ok", &syncs[1]),
