@@ -117,6 +117,8 @@ pub struct LinkView {
     /// the Unix epoch; 0 if never.
     pub heard_ms: u64,
     pub down_since_ms: u64,
+    /// Reason for which the link was last down; empty if it never was.
+    pub down_reason: String,
     /// Position in the primary's stream that is stored.
     pub position: SourcePosition,
     /// Replication id of this server as a primary.
@@ -266,6 +268,7 @@ impl Replica {
         self.set_bit(FOLLOWING, true);
         link.primary = Some(primary);
         (link.state, link.heard_ms, link.down_since_ms) = Default::default();
+        link.down_reason.clear();
         self.is_up.store(false, Ordering::Relaxed);
         self.epoch.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -291,6 +294,14 @@ impl Replica {
         }
         link.state = state;
         self.is_up.store(state == LinkState::Connected, Ordering::Relaxed);
+    }
+
+    /// Notes why the link of a choice, which may be an older one, is down.
+    pub fn set_down_reason(&self, epoch: u64, reason: &str) {
+        let mut link = self.link();
+        if self.epoch() == epoch {
+            reason.clone_into(&mut link.down_reason);
+        }
     }
 
     /// Notes that a part of the data set is there only, or all of it again.

@@ -4,9 +4,11 @@ use super::link::Link;
 use crate::listen::{Endpoint, addresses};
 use crate::tls::{self, TlsClientOptions};
 use anyhow::{Context, Result, anyhow, bail};
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::fmt;
+use std::io::{BufReader, BufWriter, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 /// Address of a server that is not named.
 const HOST: &str = "127.0.0.1";
@@ -103,6 +105,28 @@ impl Server {
         Ok(self.completed(address))
     }
 
+    /// Returns the address of another server: that of the URI, with the options of TLS. The name of the
+    /// certificate is that server's if this one is reached without TLS.
+    ///
+    /// # Errors
+    /// If the URI is invalid.
+    pub(super) fn elsewhere(&self, uri: &str) -> Result<Address> {
+        let address =
+            Address::parse(uri).with_context(|| format!("it is not of the form {FORM}"))?;
+        let sni = self.sni.clone().filter(|_| !self.tls);
+        Ok(Address { tls: self.tls_options(), sni, ..address })
+    }
+
+    fn tls_options(&self) -> TlsClientOptions {
+        TlsClientOptions {
+            cacert: self.cacert.clone(),
+            cacertdir: self.cacertdir.clone(),
+            cert: self.cert.clone(),
+            key: self.key.clone(),
+            insecure: self.insecure,
+        }
+    }
+
     /// Returns the address of the server that has a data directory open: that of the options if they
     /// have one, else one that the server has written there.
     pub(super) fn of_directory(&self, dir: Option<&Path>) -> Address {
@@ -138,13 +162,7 @@ impl Server {
         address.user = address.user.or_else(|| self.user.clone());
         address.pass = address.pass.or_else(|| self.pass.clone());
         address.sni.clone_from(&self.sni);
-        address.tls = TlsClientOptions {
-            cacert: self.cacert.clone(),
-            cacertdir: self.cacertdir.clone(),
-            cert: self.cert.clone(),
-            key: self.key.clone(),
-            insecure: self.insecure,
-        };
+        address.tls = self.tls_options();
         address
     }
 }
@@ -225,12 +243,38 @@ impl Address {
         }
     }
 
+    /// Returns host and port, and true for TLS; `None` for a Unix socket.
+    pub(super) fn tcp(&self) -> Option<(&str, u16, bool)> {
+        match &self.place {
+            ServerPlace::Tcp { host, port, is_secure } => Some((host, *port, *is_secure)),
+            ServerPlace::Unix(_) => None,
+        }
+    }
+
+    /// Returns the user and the password; empty if there is none.
+    pub(super) fn login(&self) -> (&str, &str) {
+        (self.user.as_deref().unwrap_or_default(), self.pass.as_deref().unwrap_or_default())
+    }
+
     /// Connects and logs in.
     ///
     /// # Errors
     /// If there is no such server, or it refuses.
     pub(super) fn connect(&self) -> Result<ServerConnection> {
+        self.greeted(self.link()?)
+    }
+
+    /// The same; from then on reads fail when the server says nothing for so long.
+    ///
+    /// # Errors
+    /// As [`Address::connect`].
+    pub(super) fn connect_within(&self, limit: Duration) -> Result<ServerConnection> {
         let link = self.link()?;
+        link.limit_silence(limit).context("the connection's options")?;
+        self.greeted(link)
+    }
+
+    fn greeted(&self, link: Link) -> Result<ServerConnection> {
         let mut connection = ServerConnection {
             input: BufReader::with_capacity(BUFFER_LEN, link.clone()),
             output: BufWriter::with_capacity(BUFFER_LEN, link),
@@ -243,6 +287,19 @@ impl Address {
         }
         connection.call(&[b"CLIENT", b"SETNAME", b"flagstone"])?;
         Ok(connection)
+    }
+}
+
+impl fmt::Display for Address {
+    /// Writes the place, without the login.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            ServerPlace::Tcp { host, port, .. } if host.contains(':') => {
+                write!(f, "[{host}]:{port}")
+            }
+            ServerPlace::Tcp { host, port, .. } => write!(f, "{host}:{port}"),
+            ServerPlace::Unix(path) => f.write_str(path),
+        }
     }
 }
 
@@ -417,12 +474,20 @@ fn read_reply(input: &mut Input, depth: usize) -> Result<Reply> {
     })
 }
 
+/// Explains why a read has failed.
+fn lost(error: std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow!("the server does not answer"),
+        _ => anyhow::Error::from(error).context("the connection is lost"),
+    }
+}
+
 /// Returns a line, without its end.
 fn read_line(input: &mut Input) -> Result<String> {
     use std::io::BufRead;
     let mut line = Vec::new();
     let limit = LINE_MAX as u64;
-    input.by_ref().take(limit).read_until(b'\n', &mut line).context("the connection is lost")?;
+    input.by_ref().take(limit).read_until(b'\n', &mut line).map_err(lost)?;
     let Some(text) = line.strip_suffix(b"\r\n") else {
         bail!("the server has closed the connection")
     };
@@ -432,7 +497,7 @@ fn read_line(input: &mut Input) -> Result<String> {
 fn read_bulk(input: &mut Input, len: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // The memory grows with the bytes that arrive.
-    input.by_ref().take(len + 2).read_to_end(&mut bytes).context("the connection is lost")?;
+    input.by_ref().take(len + 2).read_to_end(&mut bytes).map_err(lost)?;
     match bytes.strip_suffix(b"\r\n") {
         Some(text) if text.len() as u64 == len => {
             bytes.truncate(bytes.len() - 2);

@@ -5,12 +5,16 @@ use anyhow::{Context, Result};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bytes that are read from a socket at a time.
 const READ: usize = 64 << 10;
+
+/// Time for which an address may leave an attempt to connect without an answer.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The stream; its clones share it.
 #[derive(Clone)]
@@ -67,6 +71,18 @@ impl Link {
         })))
     }
 
+    /// Makes reads fail that get nothing for so long.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn limit_silence(&self, limit: Duration) -> IoResult<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_read_timeout(Some(limit)),
+            Self::Unix(stream) => stream.set_read_timeout(Some(limit)),
+            Self::Tls(link) => link.socket.set_read_timeout(Some(limit)),
+        }
+    }
+
     /// Ends the stream, on all threads.
     pub(super) fn end(&self) {
         // It may have ended already.
@@ -79,8 +95,15 @@ impl Link {
 }
 
 fn connect(host: &str, port: u16) -> Result<TcpStream> {
-    let stream = TcpStream::connect((host, port))
-        .with_context(|| format!("no connection to {host}:{port}"))?;
+    let shown = || format!("no connection to {host}:{port}");
+    let mut tried = Err(Error::from(ErrorKind::NotFound));
+    for addr in (host, port).to_socket_addrs().with_context(shown)? {
+        tried = TcpStream::connect_timeout(&addr, CONNECT_LIMIT);
+        if tried.is_ok() {
+            break;
+        }
+    }
+    let stream = tried.with_context(shown)?;
     stream.set_nodelay(true).context("the connection's options")?;
     Ok(stream)
 }

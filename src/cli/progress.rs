@@ -21,6 +21,11 @@ pub(super) fn keys(total: u64, quiet: bool) -> ProgressBar {
     styled(ProgressBar::new(total), "{bar:40} {pos}/{len} keys {per_sec} {eta}", quiet)
 }
 
+/// Creates a line that changes.
+pub(super) fn line(quiet: bool) -> ProgressBar {
+    styled(ProgressBar::new_spinner(), "{spinner} {msg}", quiet)
+}
+
 fn styled(bar: ProgressBar, template: &str, quiet: bool) -> ProgressBar {
     if quiet {
         return ProgressBar::hidden();

@@ -49,6 +49,7 @@ pub(super) async fn run(applier: Applier, primary: Primary, epoch: u64) {
         if !link.is_wanted() {
             return;
         }
+        link.replica().set_down_reason(epoch, &reason);
         // A primary that is away is one line in the log, not one each second.
         if reason != link.told {
             tracing::warn!(primary = %link.primary, %reason, "the link to the primary is down");

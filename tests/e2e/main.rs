@@ -25,6 +25,7 @@ mod keyspace;
 mod many_keys;
 mod migrate;
 mod moving;
+mod moving_in;
 mod neighbours;
 mod operated;
 mod pace;

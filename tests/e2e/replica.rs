@@ -404,7 +404,9 @@ fn a_link_is_tried_again_and_says_why_it_is_down() {
     let mut client = server.client();
     follow(&mut client, &primary);
     within(10, || server.log().contains("password"));
-    assert!(info(&mut client).contains("master_link_status:down"));
+    let down = info(&mut client);
+    assert!(down.contains("master_link_status:down"));
+    assert!(down.contains("master_link_down_reason:it wants a password (primaryauth"), "{down}");
     assert!(text(&mut client, &["GET", "a"]).contains("MASTERDOWN"));
     // A transaction may run on stale data only if all of its commands may.
     for (queued, refused) in [("PING", true), ("MULTI", false)] {

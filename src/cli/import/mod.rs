@@ -1,6 +1,8 @@
-//! `flagstone import`: sends the keys of a file of Redis or Valkey to a running server.
+//! `flagstone import`: sends the keys of a file of Redis or Valkey to a running server, or makes it
+//! follow another one until clients move over.
 
 mod aof;
+mod follow;
 mod loader;
 mod shift;
 
@@ -9,13 +11,14 @@ use super::pipeline::Pipeline;
 use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use follow::MoveArguments;
 use indicatif::ProgressBar;
 use loader::{Existing, ImportLoader, Role};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Load an RDB file or an append-only file into a running server
+/// Load an RDB file or an append-only file into a running server, or follow another server
 ///
 /// FILE is an RDB file (dump.rdb), an append-only file (appendonly.aof), the directory of one
 /// (appendonlydir) or its manifest, or - for standard input. All versions up to Valkey 8.1 and Redis
@@ -24,11 +27,23 @@ use std::path::{Path, PathBuf};
 /// Keys go into the database they were in. The command leaves out expired keys, and values of modules,
 /// which it counts. It runs the commands of an append-only file, without --replace only on a server that
 /// has no keys.
+///
+/// With --follow there is no file: the server copies another one that runs, Redis 6 or newer, Valkey or
+/// Flagstone, and applies what clients write there, until the command is started with --switch. All data
+/// of its own is deleted before, which needs --replace. The command may be ended and started again at
+/// any time.
 #[derive(Args)]
-#[command(disable_help_flag = true)]
+#[command(
+    disable_help_flag = true,
+    override_usage = "flagstone import [OPTIONS] <FILE>\n       \
+        flagstone import [OPTIONS] --follow <URI> [--switch | --compare]"
+)]
 pub(super) struct ImportArguments {
     /// The file to load
-    file: PathBuf,
+    #[arg(required_unless_present = "follow")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    moving: MoveArguments,
     /// The server, in place of the options for it; with a database, all keys go into that one
     #[arg(
         long,
@@ -39,7 +54,7 @@ pub(super) struct ImportArguments {
     to: Option<String>,
     #[command(flatten)]
     server: Server,
-    /// Overwrite existing keys and libraries (default: an error)
+    /// Overwrite existing keys and libraries (default: an error); with --follow, delete them
     #[arg(long)]
     replace: bool,
     /// Leave out keys and libraries that exist on the server (default: an error)
@@ -55,7 +70,11 @@ pub(super) struct ImportArguments {
 /// # Errors
 /// If the file is damaged, the server cannot be reached, or it refuses a command.
 pub(super) fn run(arguments: &ImportArguments) -> Result<()> {
-    let files = aof::files(&arguments.file)?;
+    if let Some(uri) = arguments.moving.source() {
+        return follow::run(arguments, uri);
+    }
+    let file = arguments.file.as_deref().context("there is no file to load")?;
+    let files = aof::files(file)?;
     let total = files.iter().map(|(path, _)| size(path)).sum::<Option<u64>>();
     let address = arguments.server.address(arguments.to.as_deref())?;
     let existing = match arguments {

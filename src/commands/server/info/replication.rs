@@ -123,6 +123,10 @@ impl Page<'_> {
         }
         if !is_up {
             self.field("master_link_down_since_seconds", seconds_since(link.down_since_ms));
+            if !link.down_reason.is_empty() {
+                let reason = link.down_reason.replace(char::is_control, " ");
+                self.field("master_link_down_reason", reason);
+            }
         }
         self.fields(&[
             ("slave_priority", &settings.replica_priority),
