@@ -152,12 +152,15 @@ fn describe(out: &mut Reply, arguments: &[Argument]) {
     for argument in arguments {
         let has_parts = matches!(argument.kind, "oneof" | "block");
         let shown = (!has_parts).then(|| argument.display.unwrap_or(argument.name));
+        // As the reference writes them, whatever a client may write.
+        let name = argument.name.to_ascii_lowercase();
+        let token = argument.token.map(str::to_ascii_uppercase);
         let texts = [
-            ("name", Some(argument.name)),
+            ("name", Some(name.as_str())),
             ("type", Some(argument.kind)),
             ("display_text", shown),
             ("key_spec_index", argument.key_spec),
-            ("token", argument.token),
+            ("token", token.as_deref()),
             ("since", argument.since),
             ("deprecated_since", argument.deprecated_since),
         ];
