@@ -118,6 +118,14 @@ impl Health {
         self.good_replicas.store(count, Ordering::Relaxed);
     }
 
+    /// Returns true if replies wait for replicas, and these do not confirm what is written, or are not
+    /// there.
+    #[inline]
+    pub fn is_unconfirmed(&self) -> bool {
+        self.acks.is_active()
+            && (self.good_replicas() < self.acks.needed() || self.acks.is_overdue())
+    }
+
     /// Returns true if it is certain that no other server has taken the data over.
     pub fn is_owner(&self) -> bool {
         self.lease.as_ref().is_none_or(|lease| lease.holds()) && self.acks.is_owner()

@@ -93,8 +93,8 @@ fn refusal_of_replica(
 
 /// Returns true if writes need more replicas than there are good ones.
 fn lacks_replicas(health: &Health, settings: &Settings) -> bool {
-    if health.acks.is_active() {
-        return health.good_replicas() < health.acks.needed() || health.acks.is_overdue();
+    if health.is_unconfirmed() {
+        return true;
     }
     let wanted = settings.min_replicas_to_write as usize;
     wanted > 0 && settings.min_replicas_max_lag > 0 && health.good_replicas() < wanted

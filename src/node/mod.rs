@@ -315,12 +315,16 @@ impl Node {
     }
 
     /// Begins a command on a store. While clients are paused, expired keys are not deleted, nor by a
-    /// replica: its primary does that.
+    /// replica: its primary does that. A read of one must not wait for replicas that are not there,
+    /// either.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
         store.words.want(self.followers.feed.is_on());
         store.count_accesses(self.health.data_set.counting());
-        if self.pauses.now().is_some() || self.health.replica.is_following() {
+        if self.pauses.now().is_some()
+            || self.health.replica.is_following()
+            || self.health.is_unconfirmed()
+        {
             store.keep_expired();
         }
     }

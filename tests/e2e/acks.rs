@@ -189,9 +189,13 @@ fn without_a_replica_nothing_is_written_and_nothing_is_shown() {
     run(&mut client, &["CONFIG SET serve-stale-data yes"]);
     assert_eq!(ask(&mut client, &["GET", "a"]), "nil");
     run(&mut client, &["CONFIG SET serve-stale-data no", "CONFIG SET repl-ack none"]);
-    run(&mut client, &["SET a 1"]);
+    run(&mut client, &["SET a 1", "SET short 1 PX 300"]);
     assert_eq!(ask(&mut client, &["GET", "a"]), "1");
-    run(&mut client, &["CONFIG SET repl-ack sync"]);
+    run(&mut client, &["CONFIG SET repl-ack sync", "CONFIG SET serve-stale-data yes"]);
+    // An expired key is absent at once: its deletion is not written.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(ask(&mut client, &["GET", "short"]), "nil");
+    run(&mut client, &["CONFIG SET serve-stale-data no"]);
     // A replica that has all of that makes it a primary again.
     let fake = Fake::follow(&server, APPLIED | LEASE);
     until("it is online", || info(&mut client, "slave0").contains("online"));
