@@ -129,7 +129,7 @@ impl Session {
             account: self.account.checked_number(),
             track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
             again: false,
-            sees_expired: false,
+            sees_expired: self.client.is(ClientState::IMPORT),
         }
     }
 

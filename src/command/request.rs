@@ -22,7 +22,7 @@ pub struct Request {
     /// True if the command was blocked, and runs again because there may be something for it.
     pub again: bool,
     /// True if a coordinator's command, or a unit, sees expired keys as long as nothing else has
-    /// removed them (DEBUG, and the commands of another server's stream).
+    /// removed them (DEBUG, the commands of another server's stream, and CLIENT IMPORT-SOURCE).
     pub sees_expired: bool,
 }
 

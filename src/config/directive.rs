@@ -259,7 +259,6 @@ macro_rules! absent_check {
 
 absent_check!(no_syslog, "no", "this server does not write to syslog: use logfile");
 absent_check!(no_upstart, except "upstart", "upstart is not supported: use systemd, auto or no");
-absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");
 absent_check!(no_insecure_api, "no", "this server does not offer deprecated functions to scripts");
 
 /// The reason why a key has no password.

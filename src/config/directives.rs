@@ -191,7 +191,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("shutdown-timeout", Integer(INT), "10", "seconds that a stop waits until replicas have everything"),
     d("shutdown-on-sigint", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGINT causes").check(check::shutdown_flags).inert(SAVING),
     d("shutdown-on-sigterm", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGTERM causes").check(check::shutdown_flags).inert(SAVING),
-    d("import-mode", YesNo, "no", "keep expired keys while importing").check(check::no_import_mode).inert(REPLICATION),
+    d("import-mode", YesNo, "no", "keys do not expire; clients see expired ones after CLIENT IMPORT-SOURCE ON only"),
     d("enable-debug-assert", YesNo, "no", "check internal assertions").immutable().hidden().inert(DEBUGGING),
     d("key-load-delay", Integer((i32::MIN as i128, INT_MAX)), "0", "microseconds between keys while loading").hidden().inert(DEBUGGING),
     d("loading-process-events-interval-bytes", Integer((1024, INT_MAX)), "2097152", "bytes loaded between events").hidden().inert(DEBUGGING),

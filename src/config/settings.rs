@@ -441,6 +441,7 @@ settings! {
     availability_zone: String = |v, _| v.text("availability-zone").to_owned();
 
     // Commands and RDB files.
+    import_mode: bool = |v, _| v.flag("import-mode");
     shutdown_timeout_seconds: u64 = |v, _| v.number("shutdown-timeout");
     repl_ack: ReplAck = |v, _| v.choice("repl-ack");
     min_replicas_to_write: u32 = |v, _| v.number("min-replicas-to-write");

@@ -277,7 +277,6 @@ fn directives_without_effect_are_noticed() {
 #[test]
 fn directives_that_promise_an_absent_feature_are_refused_by_name() {
     let cases = [
-        ("import-mode yes", "this server has no import mode: keys expire at any time"),
         (
             "lua-enable-insecure-api yes",
             "this server does not offer deprecated functions to scripts",

@@ -186,7 +186,7 @@ impl Connection {
                 wire.keep_until(handler(&mut call, args)).await?
             }
             Manner::Databases(handler) => {
-                let mut databases = Databases::new(&self.worker, self.session.db, out);
+                let mut databases = Databases::new(&self.worker, &self.session.request(), out);
                 databases.begin(command, args);
                 handler(&mut databases, args).await
             }

@@ -35,7 +35,8 @@ pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, Wor
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::acl::{Accounts, DenialLog};
-use crate::clients::Clients;
+use crate::clients::{ClientState, Clients};
+use crate::command::Request;
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::followers::{Followers, max_lag_s};
@@ -118,6 +119,8 @@ pub struct Node {
     pub next_generation: AtomicU64,
     /// True unless DEBUG SET-ACTIVE-EXPIRE has switched active expiry off.
     pub active_expire: AtomicBool,
+    /// True in the import mode: keys do not expire.
+    pub imports: AtomicBool,
     /// True if there is only one committer, which syncs the journal itself.
     pub inline_sync: bool,
     pub health: Health,
@@ -188,6 +191,7 @@ impl Node {
             ),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
+            imports: AtomicBool::new(config.settings().import_mode),
             inline_sync: workers == 1 && !journal.is_remote(),
             config,
             layout,
@@ -314,6 +318,22 @@ impl Node {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
     }
 
+    /// Begins a request on a store.
+    pub fn begin_request(&self, store: &mut Store, now_ms: u64, request: &Request) {
+        self.begin(store, now_ms, request.touch);
+        if request.sees_expired {
+            store.see_expired();
+        }
+    }
+
+    /// Applies `import-mode`.
+    pub fn apply_import_mode(&self) {
+        let imports = self.config.settings().import_mode;
+        if self.imports.swap(imports, Ordering::Relaxed) && !imports {
+            self.clients.all().iter().for_each(|client| client.set(ClientState::IMPORT, false));
+        }
+    }
+
     /// Begins a command on a store. While clients are paused, expired keys are not deleted, nor by a
     /// replica: its primary does that. A read of one must not wait for replicas that are not there,
     /// either.
@@ -324,6 +344,7 @@ impl Node {
         if self.pauses.now().is_some()
             || self.health.replica.is_following()
             || self.health.is_unconfirmed()
+            || self.imports.load(Ordering::Relaxed)
         {
             store.keep_expired();
         }

@@ -256,10 +256,7 @@ async fn attempt(
         abandon(worker, command, held, space, false).await;
         return Err(RoundError { text: text.into(), outcome: Outcome::Refused }.into());
     }
-    node.begin(&mut space, now_ms, command.request.touch);
-    if command.request.sees_expired {
-        space.see_expired();
-    }
+    node.begin_request(&mut space, now_ms, &command.request);
     // The workers that own the keys note the changes.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();

@@ -7,7 +7,7 @@
 use super::call::{CallOutcome, CallStop};
 use super::coordinator::Coordination;
 use super::holds::{Changed, hand_back, hold_all, release};
-use crate::command::{Command, Patience};
+use crate::command::{Command, Patience, Request};
 use crate::node::Node;
 use crate::unit::said::words_of;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
@@ -34,12 +34,15 @@ pub struct Databases<'a> {
     unit: Option<&'a mut Store>,
     /// Words of the running command, for replicas.
     words: Vec<Vec<u8>>,
+    /// True if the client sees expired keys.
+    sees_expired: bool,
 }
 
 impl<'a> Databases<'a> {
     /// Creates the view of a command that runs alone.
-    pub fn new(worker: &'a Rc<Worker>, db: u32, out: &'a mut Reply) -> Self {
-        Self { worker, db, out, unit: None, words: Vec::new() }
+    pub fn new(worker: &'a Rc<Worker>, request: &Request, out: &'a mut Reply) -> Self {
+        let Request { db, sees_expired, .. } = *request;
+        Self { worker, db, out, unit: None, words: Vec::new(), sees_expired }
     }
 
     /// Creates the view of a command that is part of a unit.
@@ -49,7 +52,7 @@ impl<'a> Databases<'a> {
         db: u32,
         out: &'a mut Reply,
     ) -> Self {
-        Self { worker, db, out, unit: Some(store), words: Vec::new() }
+        Self { worker, db, out, unit: Some(store), words: Vec::new(), sees_expired: false }
     }
 
     /// Notes the words of the command that runs: replicas run it, too, if it changes something.
@@ -84,6 +87,9 @@ impl<'a> Databases<'a> {
 
     /// Returns the time of the command in ms since the Unix epoch.
     pub fn now_ms(&self) -> u64 {
+        if self.sees_expired {
+            return 0;
+        }
         self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.now_ms())
     }
 

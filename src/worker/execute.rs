@@ -234,7 +234,7 @@ impl Worker {
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        self.node.begin(store, now_ms, request.touch);
+        self.node.begin_request(store, now_ms, &request);
         store.notes.want(self.node.interest(settings));
         if command.undeclared_keys {
             store.confine(scope);

@@ -344,12 +344,13 @@ impl Worker {
 
     /// Returns true if expired keys may be deleted now. They stay while clients are paused, so that
     /// the data does not change, on a replica, whose primary deletes them, and while replicas do not
-    /// confirm what is written (`repl-ack`).
+    /// confirm what is written (`repl-ack`), and in the import mode.
     fn may_expire(&self) -> bool {
         self.node.active_expire.load(Ordering::Relaxed)
             && self.node.pauses.now().is_none()
             && !self.node.health.replica.is_following()
             && !self.node.health.is_unconfirmed()
+            && !self.node.imports.load(Ordering::Relaxed)
     }
 
     /// Runs one pass over a shard's expiry index, deleting all that is due.

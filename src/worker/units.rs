@@ -84,10 +84,7 @@ impl Worker {
         let unit = Unit::here(&self.node, self.id, request, settings);
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        self.node.begin(store, now_ms, request.touch);
-        if request.sees_expired {
-            store.see_expired();
-        }
+        self.node.begin_request(store, now_ms, &request);
         store.notes.want(self.node.interest(settings));
         store.confine(scope.clone());
         store.begin_unit();

@@ -60,6 +60,7 @@ const ROWS: &[Row] = &[
     ("repl-backlog-size", "2mb", &["INFO replication"], |r| {
         r.contains("repl_backlog_size:2097152")
     }),
+    ("import-mode", "yes", &["CLIENT IMPORT-SOURCE ON"], is_okay),
     ("min-replicas-to-write", "1", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("repl-ack", "async", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("min-replicas-max-lag", "0", &["CONFIG SET min-replicas-to-write 1", "SET k v"], is_okay),

@@ -194,3 +194,43 @@ fn excess_memory_leaves_an_idle_server() {
     }
     assert_eq!(dbsize(&mut client), 8000);
 }
+
+#[test]
+fn in_the_import_mode_keys_do_not_expire_and_their_source_sees_them() {
+    let server = Server::start(&["--workers", "2", "--import-mode", "yes"]);
+    let (mut source, mut client) = (server.client(), server.client());
+    let ask = |client: &mut redis::Connection, line: &str| -> redis::Value {
+        let mut words = line.split(' ');
+        let mut request = redis::cmd(words.next().expect("a name"));
+        words.for_each(|word| _ = request.arg(word));
+        request.query(client).unwrap_or_else(|error| panic!("{line}: {error}"))
+    };
+    let number = |value: redis::Value| redis::from_redis_value::<i64>(value).expect("a number");
+    let names = |value: redis::Value| redis::from_redis_value::<Vec<String>>(value).expect("names");
+    ask(&mut source, "CLIENT IMPORT-SOURCE ON");
+    for key in ["a", "b", "c"] {
+        ask(&mut source, &format!("SET {key} 1 PX 1"));
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(ask(&mut client, "GET a"), redis::Value::Nil);
+    assert_eq!(number(ask(&mut client, "TTL a")), -2);
+    assert_eq!(number(ask(&mut client, "DBSIZE")), 3);
+    assert!(names(ask(&mut client, "KEYS *")).is_empty());
+    assert_eq!(number(ask(&mut source, "TTL a")), 0);
+    assert_eq!(number(ask(&mut source, "INCR a")), 2);
+    assert_eq!(number(ask(&mut source, "EXISTS a b c")), 3);
+    assert_eq!(names(ask(&mut source, "KEYS *")).len(), 3);
+    assert_ne!(ask(&mut source, "RANDOMKEY"), redis::Value::Nil);
+    let page: (u64, Vec<String>) =
+        redis::from_redis_value(ask(&mut source, "SCAN 0 COUNT 1000")).expect("a page");
+    assert_eq!((page.0, page.1.len()), (0, 3));
+    let list = |client: &mut redis::Connection| -> String {
+        redis::from_redis_value(ask(client, "CLIENT LIST")).expect("a list")
+    };
+    assert!(list(&mut client).contains("flags=I"));
+    ask(&mut client, "CONFIG SET import-mode no");
+    assert!(!list(&mut client).contains("flags=I"));
+    super::followers::until("they expire", || number(ask(&mut client, "DBSIZE")) == 0);
+    let refused = redis::cmd("CLIENT").arg(&["IMPORT-SOURCE", "ON"]).query::<()>(&mut source);
+    assert!(refused.expect_err("refused").to_string().contains("not in import mode"));
+}

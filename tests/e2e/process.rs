@@ -130,7 +130,6 @@ fn a_refused_configuration_is_status_2_and_names_the_directive() {
         (&["--user", "alice", "+nothing"], "alice"),
         (&["--aclfile", "a", "--user", "alice", "on"], "aclfile"),
         (&["--rename-command", "NOSUCH", "x"], "rename-command"),
-        (&["--import-mode", "yes"], "import-mode"),
         (&["--replicaof", "127.0.0.1", "x"], "replicaof"),
         (&["--port", "0"], "port"),
         (&["--port", "x"], "port"),

@@ -14,6 +14,7 @@ use flagstone_commands::{ErrorText, Group, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Selects the connections that CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
@@ -267,12 +268,16 @@ fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
-/// `CLIENT IMPORT-SOURCE <ON | OFF>`: there is no import mode.
+/// `CLIENT IMPORT-SOURCE <ON | OFF>`
 fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    if !is_word(arg(args, 2)?, "off") {
+    let is_off = is_word(arg(args, 2)?, "off");
+    if !is_off && !cx.node.imports.load(Ordering::Relaxed) {
         return Err("ERR Server is not in import mode".into());
     }
-    cx.session.client.set(ClientState::IMPORT, false);
+    if !is_off && !is_word(arg(args, 2)?, "on") {
+        return Err(error::SYNTAX.into());
+    }
+    cx.session.client.set(ClientState::IMPORT, !is_off);
     cx.out.ok();
     Ok(())
 }

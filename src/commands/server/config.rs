@@ -61,6 +61,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             node.apply_appendfsync();
         }
         node.apply_latency_threshold();
+        node.apply_import_mode();
         node.apply_repl_ack();
         if limits {
             CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
