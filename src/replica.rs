@@ -160,6 +160,8 @@ pub struct Replica {
     applied: Mutex<AppliedBytes>,
     /// Full and partial synchronisations since the start.
     pub syncs: SyncCounts,
+    /// Serialises the choices of a role: the last one counts.
+    pub choosing: tokio::sync::Mutex<()>,
     /// Serialises the changes that links make: a former link may still be at work.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Number of the choice for which changes are made now; 0: they belong to none.

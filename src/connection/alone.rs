@@ -8,6 +8,7 @@ use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
 use crate::followers::{ReplicaWish, SyncWish};
 use crate::large;
+use crate::node::Health;
 use crate::replication::primary;
 use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
@@ -54,6 +55,7 @@ impl Connection {
             && ended.outcome != Outcome::Refused
             && let Err(text) = self.worker.node.health.confirm_owner(&settings).await
         {
+            let text = Health::uncertain(text, command.is_some_and(gate::may_change));
             if let Some(command) = command.filter(|_| !ended.outcome.is_error()) {
                 self.worker.stats().failed(command, text);
             }

@@ -1,9 +1,11 @@
 //! One read cycle of a connection: runs the commands that one read brought, here or on other
 //! workers, and collects their replies in order.
 
+use super::gate;
 use super::scattered::Scattered;
 use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError};
 use crate::config::Settings;
+use crate::node::Health;
 use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{CmdBatch, Executed, MAX_REPLIES, Ran, Room, Shown, Worker};
@@ -318,12 +320,13 @@ pub(super) async fn confirmed(
 }
 
 /// Replaces replies that may be out of date by errors. A reply that shows no data stays.
-fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Reply {
+fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &'static str) -> Reply {
     let (mut whole, mut from) = (Reply::default(), 0);
     for end in ends {
         let reply = &replies[from..end.at];
         let shows_data = end.command.is_some() && end.outcome != Outcome::Refused;
-        let told = shows_data.then(|| RoundError::from(text));
+        let may_change = end.command.is_some_and(gate::may_change);
+        let told = shows_data.then(|| RoundError::from(Health::uncertain(text, may_change)));
         worker.stats().give(&mut whole, end.command, (reply, end.outcome), told);
         from = end.at;
     }

@@ -11,8 +11,7 @@ use flagstone_wire::resp::reply::write_request;
 pub fn render(words: &[u8], selected: &mut Option<u32>, out: &mut Vec<u8>) -> Option<()> {
     for group in groups(words)? {
         let is_unit = group.len() > 1;
-        if is_unit && let Some(first) = group.first() {
-            select(out, selected, first.db());
+        if is_unit {
             write(out, &[b"MULTI"]);
         }
         for said in &group {
@@ -85,7 +84,7 @@ mod tests {
         words.command(2, [&b"incr"[..], b"n"].into_iter());
         assert_eq!(
             rendered(words, Some(0)),
-            "set a 1 SELECT 3 MULTI UNLINK old set b 2 EXEC SELECT 0 HDEL h f SELECT 2 incr n SELECT 2 incr n"
+            "set a 1 MULTI SELECT 3 UNLINK old set b 2 EXEC SELECT 0 HDEL h f SELECT 2 incr n SELECT 2 incr n"
         );
     }
 

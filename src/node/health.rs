@@ -38,6 +38,10 @@ pub(super) const DISOWNED: &str = "MASTERDOWN The store of the journal does not 
 pub(super) const REPLACED: &str = "MASTERDOWN No replica confirms that this server is still the primary \
     (repl-ack), so that another one may be by now, and serve-stale-data is set to 'no'.";
 
+/// Error in place of the reply of a command that may have changed something then.
+const UNCERTAIN: &str = "NOREPLICAS It is not known whether the write stays: no replica confirms that this \
+    server is still the primary.";
+
 /// Error in place of data once another server may have taken it over for good.
 const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
     server has taken it over.";
@@ -156,6 +160,12 @@ impl Health {
             Err((Unconfirmed::Lost, _)) => Err(TAKEN_OVER),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Returns the error for the reply of a command that has run: what may have changed something is not
+    /// refused by it.
+    pub fn uncertain(text: &'static str, may_change: bool) -> &'static str {
+        if may_change && text == REPLACED { UNCERTAIN } else { text }
     }
 
     /// Returns true if commands need not wait for a confirmation, because others have waited in

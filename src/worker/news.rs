@@ -100,11 +100,11 @@ impl Worker {
         self.node.broadcast.pubsub.ring();
     }
 
-    /// Removes the oldest news if the outcome of its rounds is known; also returns whether they are
-    /// stored.
+    /// Removes the oldest news if its rounds are stored, or never will be; also returns whether they are
+    /// stored. A reply may say that this is not known, news waits until it is.
     fn next_news(&self, to_disk: bool) -> Option<(News, bool)> {
         let mut waiting = self.announced.queue.borrow_mut();
-        let news = waiting.pop_front_if(|news| self.rounds.is_known(&news.shown, to_disk))?;
+        let news = waiting.pop_front_if(|news| self.rounds.is_final(&news.shown, to_disk))?;
         let stored = self.rounds.is_stored(&news.shown, to_disk);
         Some((news, stored))
     }

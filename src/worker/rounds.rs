@@ -229,6 +229,21 @@ impl Rounds {
         self.outcome(shown.round, to_disk).is_some()
     }
 
+    /// Returns true if all rounds that are shown are stored or have failed; it does not count that nobody
+    /// knows for now.
+    pub(crate) fn is_final(&self, shown: &Shown, to_disk: bool) -> bool {
+        self.is_known(shown, to_disk) && !self.is_away(shown.round, to_disk)
+    }
+
+    /// Returns true if a round is not stored yet because its store, or a replica, does not answer.
+    fn is_away(&self, round: u64, to_disk: bool) -> bool {
+        to_disk
+            && round > self.durable.get()
+            && round > self.given_up.get().1
+            && self.journal_failed.borrow().is_none()
+            && self.away.borrow().is_some()
+    }
+
     /// Returns true if all rounds that replies show are stored.
     pub(crate) fn is_stored(&self, shown: &Shown, to_disk: bool) -> bool {
         matches!(self.outcome(shown.round, to_disk), Some(Ok(())))

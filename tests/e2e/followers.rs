@@ -371,7 +371,7 @@ fn the_stream_has_units_whole_and_databases_selected() {
     run(&mut client, &["MULTI", "SELECT 3", "INCR a", "SELECT 0", "INCR a", "EXEC", "INCR a"]);
     let rest: Vec<String> = (0..10).map(|_| reader.next()).collect();
     let moves = ["SELECT 2", "SADD s x", "SREM s x"];
-    let unit = ["SELECT 3", "MULTI", "INCR a", "SELECT 0", "INCR a", "EXEC", "INCR a"];
+    let unit = ["MULTI", "SELECT 3", "INCR a", "SELECT 0", "INCR a", "EXEC", "INCR a"];
     assert_eq!(rest, [&moves[..], &unit].concat());
     // One that comes later begins with the database of its first command.
     let mut later = Reader::connect(&server);

@@ -151,9 +151,9 @@ fn describe(out: &mut Reply, arguments: &[Argument]) {
     out.array(arguments.len());
     for argument in arguments {
         let has_parts = matches!(argument.kind, "oneof" | "block");
-        let shown = (!has_parts).then(|| argument.display.unwrap_or(argument.name));
         // As the reference writes them, whatever a client may write.
         let name = argument.name.to_ascii_lowercase();
+        let shown = (!has_parts).then(|| argument.display.unwrap_or(&name));
         let token = argument.token.map(str::to_ascii_uppercase);
         let texts = [
             ("name", Some(name.as_str())),

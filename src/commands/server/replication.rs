@@ -64,6 +64,8 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if cx.worker.settings().cluster_enabled {
             return Err("ERR REPLICAOF not allowed in cluster mode.".into());
         }
+        // A promotion may wait for the end of a promise.
+        let _choosing = node.health.replica.choosing.lock().await;
         if node.followers.failover.step() != FailoverStep::None {
             return Err("ERR REPLICAOF not allowed while failing over.".into());
         }
@@ -208,6 +210,7 @@ async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
     while replica.is_up() && replica.offset() < end && asked.elapsed() < REST_LIMIT {
         sleep(REST_POLL).await;
     }
+    let _choosing = replica.choosing.lock().await;
     replica.end_promise();
     replication::promote(cx.node, &cx.worker.peers).await?;
     cx.node.config.assign("replicaof", "");

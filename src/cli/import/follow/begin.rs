@@ -104,6 +104,13 @@ pub(super) fn check_role(pair: &mut Pair, switches: bool) -> Result<()> {
         }
         say!("{from} is itself a replica, of {primary}: --switch needs the primary");
     }
+    if switches && pair.target.directive("repl-ack").is_ok_and(|level| level != "none") {
+        bail!(
+            "{} has repl-ack, and no replica of its own yet: nobody could read or write there after the \
+            switch. Run CONFIG SET repl-ack none there, and set it again once it has a replica",
+            pair.target.name
+        );
+    }
     if pair.source.info("cluster")?.text("cluster_enabled") == "1" {
         say!("{from} is a node of a cluster: only the keys of its slots are moved");
     }
@@ -118,6 +125,10 @@ pub(super) fn follow(pair: &mut Pair, beginning: &Beginning) -> Result<FormerSet
     let former = FormerSettings { changed: set(pair)?, are_known: !beginning.is_following };
     let (host, port, _) = pair.source.address.tcp().context("the source has no host")?;
     let (host, port) = (host.to_owned(), port.to_string());
+    if beginning.is_following {
+        // It may be loading the data set, and takes no command then.
+        return Ok(former);
+    }
     let told = pair.target.call(&[b"REPLICAOF", host.as_bytes(), port.as_bytes()]);
     if let Err(error) = told {
         let restored = former.restore(pair);
