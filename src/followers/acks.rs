@@ -150,6 +150,11 @@ impl Acks {
         self.needed.load(Ordering::Relaxed)
     }
 
+    /// Returns the rule by which records are confirmed: the state that they have at so many replicas.
+    pub fn rule(&self) -> (ReplAck, usize) {
+        (self.level(), self.needed())
+    }
+
     /// Makes replies wait for so many replicas, from the journal's end on. `level`: that of the
     /// settings; a server that follows another one waits for nobody, and gives the replies up that
     /// wait.
@@ -164,6 +169,9 @@ impl Acks {
             self.floor.store(end, Ordering::SeqCst);
             self.confirmed.store(0, Ordering::SeqCst);
             self.lease.expire();
+        }
+        if level != ReplAck::None && !was_active {
+            // Replies that wait under another rule wait on.
             self.feed.await_replicas(end);
         }
         if is_following && was_active {
@@ -198,18 +206,25 @@ impl Acks {
 
     // ---- confirmations -------------------------------------------------------------------------
 
-    /// Returns the greatest number that enough of the replicas have reached.
-    pub fn common(&self, all: &[Arc<Follower>], of: impl Fn(&Follower) -> u64) -> u64 {
+    /// Returns the greatest number that so many of the replicas have reached.
+    pub fn common(needed: usize, all: &[Arc<Follower>], of: impl Fn(&Follower) -> u64) -> u64 {
         let online = all.iter().filter(|follower| follower.state() == FollowerState::Online);
         let mut reached: Vec<u64> = online.map(|follower| of(follower)).collect();
         reached.sort_unstable_by(|one, other| other.cmp(one));
-        reached.get(self.needed() - 1).copied().unwrap_or(0)
+        reached.get(needed - 1).copied().unwrap_or(0)
     }
 
-    /// Notes that enough replicas have confirmed the records up to one.
-    pub fn confirm(&self, lsn: Lsn) {
+    /// Notes that enough replicas have confirmed the records up to one, by the rule of `level` and
+    /// `needed`: nothing, if that is not the present one.
+    pub fn confirm(&self, (level, needed): (ReplAck, usize), lsn: Lsn) {
+        let state = lock(&self.state);
+        if (level, needed) != self.rule() {
+            return;
+        }
         self.confirmed.fetch_max(lsn, Ordering::SeqCst);
-        if self.feed.confirm(lsn) {
+        let is_new = self.feed.confirm(lsn);
+        drop(state);
+        if is_new {
             self.ring();
         }
     }
@@ -332,6 +347,10 @@ mod tests {
         acks
     }
 
+    fn confirm(acks: &Acks, lsn: Lsn) {
+        acks.confirm(acks.rule(), lsn);
+    }
+
     #[test]
     fn a_question_is_known_by_its_process_only() {
         let (one, other) = (acks(ReplAck::Sync, 1, 0), acks(ReplAck::Async, 1, 0));
@@ -349,10 +368,10 @@ mod tests {
     fn the_lease_waits_for_what_was_there_before() {
         let acks = acks(ReplAck::Sync, 1, 10);
         acks.ask();
-        acks.confirm(9);
+        confirm(&acks, 9);
         acks.renew(1);
         assert!(!acks.is_owner(), "a replica lacks what this server may show");
-        acks.confirm(10);
+        confirm(&acks, 10);
         acks.renew(2);
         assert!(!acks.is_owner(), "nobody has asked that");
         acks.renew(1);
@@ -383,16 +402,29 @@ mod tests {
         for (follower, offset) in all.iter().zip([30, 20, 10]) {
             follower.heard(Some(40), Some(offset), 0);
         }
-        assert_eq!(acks.common(&all, stored), 0, "none is sent the stream");
+        assert_eq!(Acks::common(2, &all, stored), 0, "none is sent the stream");
         all.iter().for_each(|follower| follower.set_state(FollowerState::Online));
-        assert_eq!(acks.common(&all, stored), 20);
-        assert_eq!(acks.common(&all[1..], stored), 10);
-        assert_eq!(acks.common(&all[2..], stored), 0);
+        assert_eq!(Acks::common(2, &all, stored), 20);
+        assert_eq!(Acks::common(2, &all[1..], stored), 10);
+        assert_eq!(Acks::common(2, &all[2..], stored), 0);
         assert_eq!(acks.feed.settled(9), 5);
-        acks.confirm(7);
+        confirm(&acks, 7);
         assert_eq!([acks.feed.settled(9), acks.feed.settled(6)], [7, 6]);
         acks.apply(ReplAck::None, 2, false, 9);
         assert_eq!(acks.feed.settled(9), 9);
+    }
+
+    #[test]
+    fn another_rule_settles_nothing_by_itself() {
+        let acks = acks(ReplAck::Sync, 1, 5);
+        confirm(&acks, 6);
+        for (level, needed) in [(ReplAck::Sync, 2), (ReplAck::Async, 2), (ReplAck::Async, 1)] {
+            acks.apply(level, needed, false, 9);
+            assert_eq!(acks.feed.settled(9), 6, "a reply waits for record 7 still");
+            assert!(!acks.has_floor(), "what confirmed record 6 was another rule");
+            acks.confirm((ReplAck::Sync, 1), 9);
+            assert_eq!(acks.feed.settled(9), 6, "a confirmation that was under way");
+        }
     }
 
     #[test]
@@ -405,7 +437,7 @@ mod tests {
         assert!(!acks.is_overdue());
         acks.look(8, now);
         assert!(acks.is_overdue());
-        acks.confirm(7);
+        confirm(&acks, 7);
         acks.look(8, never);
         assert!(!acks.is_overdue(), "the record that waited is confirmed");
         acks.look(8, now);

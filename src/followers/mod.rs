@@ -156,11 +156,10 @@ impl Followers {
     /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
     /// ended.
     pub fn resume(&self, tail: &FeedTail, now_ms: u64) -> bool {
-        let Some(backlog) = rendered(tail) else {
+        let Some(mut backlog) = rendered(tail) else {
             self.end();
             return false;
         };
-        let mut backlog = backlog;
         // The next record may have a greater number than the one behind the last.
         backlog.advance(self.feed.mark().lsn);
         self.feed.set_mark(backlog.mark());
@@ -180,18 +179,19 @@ impl Followers {
 
     /// Takes the words of all durable records into the stream. `kept`: bytes that stay in memory.
     pub fn take_durable(&self, durable: Lsn, kept: u64) {
-        let taken = self.feed.take(durable);
-        // Only this task renders.
-        let begin = lock(&self.stream).as_ref().map(|stream| stream.backlog.mark());
-        let Some(mut selected) = begin.map(|mark| mark.selected) else { return };
+        // No other stream begins between the taking and the end of the rendering.
+        let mut guard = lock(&self.stream);
+        let Some(stream) = guard.as_mut() else { return };
+        let mut selected = stream.backlog.selected();
         let (mut blocks, mut bytes, mut records) = (Vec::new(), Vec::new(), Vec::new());
-        for (lsn, words) in taken {
+        for (lsn, words) in self.feed.take(durable) {
             let from = bytes.len();
             if render(&words, &mut selected, &mut bytes).is_none() {
                 tracing::error!(
                     lsn,
                     "the words of a record are damaged: the stream for replicas ends"
                 );
+                drop(guard);
                 return self.end();
             }
             records.push((lsn, bytes.len() - from, selected));
@@ -200,12 +200,6 @@ impl Followers {
             }
         }
         blocks.push((records, bytes.into()));
-        let mut stream = lock(&self.stream);
-        // Another stream may have begun.
-        let Some(stream) = stream.as_mut().filter(|stream| Some(stream.backlog.mark()) == begin)
-        else {
-            return;
-        };
         // Needs change under the same lock.
         let needed = lock(&self.all).iter().map(|follower| follower.needs()).min();
         if blocks.iter().any(|(records, _)| !records.is_empty()) {
@@ -358,17 +352,18 @@ impl Followers {
         if !self.acks.is_active() {
             return;
         }
-        let is_stored = self.acks.level() == ReplAck::Sync;
+        let rule @ (level, needed) = self.acks.rule();
+        let is_stored = level == ReplAck::Sync;
         let all = self.all();
-        let offset = self.acks.common(&all, |follower| follower.reached(is_stored));
+        let offset = Acks::common(needed, &all, |follower| follower.reached(is_stored));
         let stream = lock(&self.stream);
         let record = stream.as_ref().and_then(|stream| stream.backlog.record_at(offset));
         drop(stream);
         // Nobody has confirmed the bytes before the first one.
         if let Some(lsn) = record.filter(|_| offset > 0) {
-            self.acks.confirm(lsn);
+            self.acks.confirm(rule, lsn);
         }
-        self.acks.renew(self.acks.common(&all, Follower::answered));
+        self.acks.renew(Acks::common(needed, &all, Follower::answered));
     }
 
     /// Returns true if a replica is sent the stream.

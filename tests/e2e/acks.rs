@@ -248,6 +248,24 @@ fn writes_that_replicas_do_not_confirm_are_answered_in_time() {
 }
 
 #[test]
+fn a_changed_rule_gives_no_reply_that_waits() {
+    let server = Server::start(&[SYNC, &["--serve-stale-data", "yes"]].concat());
+    let mut client = server.client();
+    let fake = Fake::follow(&server, APPLIED | STORED);
+    until("writes are accepted", || ask(&mut client, &["SET", "a", "1"]) == "ok");
+    fake.tell(APPLIED);
+    let waiting = spawn(&server, &["SET", "a", "2"]);
+    std::thread::sleep(SHORT / 2);
+    for change in ["min-replicas-to-write 2", "min-replicas-to-write 1", "appendfsync everysec"] {
+        run(&mut client, &[&format!("CONFIG SET {change}")]);
+        assert!(waiting.recv_timeout(SHORT).is_err(), "{change}: no replica has it on disk");
+    }
+    // A replica has applied it.
+    run(&mut client, &["CONFIG SET repl-ack async"]);
+    assert_eq!(text(waiting.recv_timeout(PATIENCE).expect("a reply")), "ok");
+}
+
+#[test]
 fn replies_that_wait_while_the_server_becomes_a_replica_are_not_known() {
     let server = Server::start(&[SYNC, &["--serve-stale-data", "yes"]].concat());
     let other = Server::start(&[]);
