@@ -54,7 +54,7 @@ pub(super) async fn status(
             "store": store.to_string(),
             "store_remote": store.dir().is_none(),
             "journal_remote": node.journal.is_remote(),
-            "owner": node.health.is_owner(),
+            "owner": node.health.owns_store(),
             "primary": node.health.replica.link().primary.as_ref().map(ToString::to_string),
             "dir": dir,
             "archive_s": settings.journal_archive_retention_seconds,

@@ -132,7 +132,12 @@ impl Health {
 
     /// Returns true if it is certain that no other server has taken the data over.
     pub fn is_owner(&self) -> bool {
-        self.lease.as_ref().is_none_or(|lease| lease.holds()) && self.acks.is_owner()
+        self.owns_store() && self.acks.is_owner()
+    }
+
+    /// Returns true if it is certain that no other server has taken the journal's bucket over.
+    pub fn owns_store(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.holds())
     }
 
     /// Waits until it is certain that no other server has taken the data over.

@@ -229,19 +229,10 @@ impl Rounds {
         self.outcome(shown.round, to_disk).is_some()
     }
 
-    /// Returns true if all rounds that are shown are stored or have failed; it does not count that nobody
-    /// knows for now.
+    /// Returns true if all rounds that are shown are stored or have failed: a store or replicas that do
+    /// not answer for now do not count.
     pub(crate) fn is_final(&self, shown: &Shown, to_disk: bool) -> bool {
-        self.is_known(shown, to_disk) && !self.is_away(shown.round, to_disk)
-    }
-
-    /// Returns true if a round is not stored yet because its store, or a replica, does not answer.
-    fn is_away(&self, round: u64, to_disk: bool) -> bool {
-        to_disk
-            && round > self.durable.get()
-            && round > self.given_up.get().1
-            && self.journal_failed.borrow().is_none()
-            && self.away.borrow().is_some()
+        self.final_outcome(shown.round, to_disk).is_some()
     }
 
     /// Returns true if all rounds that replies show are stored.
@@ -266,6 +257,15 @@ impl Rounds {
     /// Returns the outcome of the records of all rounds up to this one; `None` if they are not
     /// stored yet.
     fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+        let away = || {
+            let waits = to_disk && round <= self.closed.get();
+            self.away.borrow().clone().filter(|_| waits).map(Err)
+        };
+        self.final_outcome(round, to_disk).or_else(away)
+    }
+
+    /// Returns the outcome if it cannot change any more.
+    fn final_outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
         let (from, to) = self.given_up.get();
         if round >= from && round <= to && round != 0 {
             return Some(Err(unconfirmed()));
@@ -274,10 +274,7 @@ impl Rounds {
             return Some(Ok(()));
         }
         if to_disk || round > self.closed.get() {
-            let failed = self.journal_failed.borrow().clone();
-            let is_closed = round <= self.closed.get();
-            let away = || self.away.borrow().clone().filter(|_| is_closed);
-            return failed.or_else(away).map(Err);
+            return self.journal_failed.borrow().clone().map(Err);
         }
         None
     }

@@ -199,6 +199,7 @@ const REST_POLL: Duration = Duration::from_millis(5);
 /// may be on their way still.
 async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
     let replica = &cx.node.health.replica;
+    let _choosing = replica.choosing.lock().await;
     if !replica.is_following() {
         return Err("ERR PSYNC FAILOVER can't be sent to a master.".into());
     }
@@ -210,7 +211,6 @@ async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
     while replica.is_up() && replica.offset() < end && asked.elapsed() < REST_LIMIT {
         sleep(REST_POLL).await;
     }
-    let _choosing = replica.choosing.lock().await;
     replica.end_promise();
     replication::promote(cx.node, &cx.worker.peers).await?;
     cx.node.config.assign("replicaof", "");

@@ -62,7 +62,9 @@ pub(crate) async fn ask_for_acknowledgements(peers: &Peers) -> Result<(), Worker
 struct Questions {
     /// When the last one was asked.
     asked: Instant,
-    /// End of the stream behind the last one for replicas that do not tell by themselves.
+    /// End of the stream at the last look, and behind the last question for replicas that do not tell by
+    /// themselves.
+    end: u64,
     behind: u64,
 }
 
@@ -73,7 +75,7 @@ impl Questions {
         if !acks.is_active() || !node.followers.has_online() {
             return;
         }
-        if self.asked.elapsed() >= RENEWAL || acks.lease_left_ms() == 0 {
+        if self.asked.elapsed() >= RENEWAL {
             self.asked = Instant::now();
             // At the shutdown nobody needs a lease.
             let _ = say_to_all(peers, question(acks.ask().text())).await;
@@ -83,6 +85,11 @@ impl Questions {
     /// Asks replicas of another kind how far they are, if replies may wait for them.
     async fn ask_silent(&mut self, node: &Node, peers: &Peers) {
         let end = node.followers.figures().map_or(0, |figures| figures.end);
+        if end < self.end {
+            // Another stream.
+            self.behind = 0;
+        }
+        self.end = end;
         if end <= self.behind || !node.followers.must_ask() {
             return;
         }
@@ -111,7 +118,7 @@ pub(crate) async fn run(node: Arc<Node>, peers: Arc<Peers>) {
     let mut tick = interval(PERIOD);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pinged = Instant::now();
-    let mut questions = Questions { asked: pinged, behind: 0 };
+    let mut questions = Questions { asked: pinged, end: 0, behind: 0 };
     loop {
         tokio::select! {
             () = progress.notified() => {}

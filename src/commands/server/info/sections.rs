@@ -97,7 +97,7 @@ impl Page<'_> {
             ("store", place),
             ("store_remote", &u8::from(is_remote)),
             ("journal_remote", &u8::from(node.journal.is_remote())),
-            ("store_owner", &u8::from(node.health.is_owner())),
+            ("store_owner", &u8::from(node.health.owns_store())),
         ]);
         let each: [(&str, RequestCounter); 6] = [
             ("store_puts", |requests| &requests.puts),
