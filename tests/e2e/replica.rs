@@ -344,10 +344,9 @@ fn no_command_is_applied_twice_or_left_out_however_often_the_replica_is_killed()
     ] {
         assert_eq!(text(&mut client, command), expected.to_string(), "{command:?}");
     }
-    let state = primary.state();
-    assert_eq!(state.data_sets, 1, "{} continued", state.continued);
-    assert!(state.continued >= 6, "{} continued", state.continued);
-    drop(state);
+    // A replica that had all of it before the last kill may not have come back yet.
+    within(30, || primary.state().continued >= 6);
+    assert_eq!(primary.state().data_sets, 1);
     // An even number of swaps: the last value is where it was set.
     let _: () = redis::cmd("SELECT").arg(1).query(&mut client).expect("SELECT");
     assert_eq!(text(&mut client, &["GET", "swapped"]), "5");
