@@ -172,12 +172,12 @@ impl Applier {
         .await
     }
 
-    /// Makes this server the replica of one of its own in a failover, from the end of its own stream on. `applied`:
-    /// nothing happens if the stream has gone on since there, and `None` is returned. Otherwise returns
-    /// the number of the choice.
+    /// Makes this primary a replica, from the end of its own stream on: that of another server, or of
+    /// one of its own replicas in a failover with a number. `applied`: nothing happens if the stream has
+    /// gone on since there, and `None` is returned. Otherwise returns the number of the choice.
     pub(super) async fn demote(
         &self,
-        failover: u64,
+        failover: Option<u64>,
         primary: Primary,
         applied: Option<u64>,
     ) -> Result<Option<u64>, String> {
@@ -232,7 +232,7 @@ impl Applier {
 /// Becomes a replica while no command runs, unless the stream has gone on.
 async fn demote_now(
     worker: &Worker,
-    failover: u64,
+    failover: Option<u64>,
     primary: Primary,
     applied: Option<u64>,
 ) -> Result<Option<u64>, String> {
@@ -244,7 +244,7 @@ async fn demote_now(
         _ => return Ok(None),
     }
     let (waits, takes_over) = (FailoverStep::WaitsForSync, FailoverStep::InProgress);
-    if !node.followers.failover.go(failover, waits, takes_over) {
+    if failover.is_some_and(|number| !node.followers.failover.go(number, waits, takes_over)) {
         return Err("it was aborted".to_owned());
     }
     // From here on writes are refused.

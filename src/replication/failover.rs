@@ -2,8 +2,7 @@
 //! become the primary.
 
 use super::apply::Applier;
-use super::{primary, start_link};
-use crate::clients::Cancel;
+use super::{primary, start_as_replica};
 use crate::config::ReplAck;
 use crate::followers::{FailoverStep, FailoverWish, Follower, RecordPosition};
 use crate::node::Node;
@@ -92,12 +91,9 @@ async fn carry_out(
         };
         let primary = Primary { host: address.0, port: address.1 };
         tracing::info!(%primary, is_synced = applied.is_some(), "the failover target takes over");
-        if let Some(epoch) = applier.demote(number, primary.clone(), applied).await? {
-            for client in node.clients.all() {
-                client.unblock(Cancel::Demoted);
-            }
+        if let Some(epoch) = applier.demote(Some(number), primary.clone(), applied).await? {
             node.config.assign("replicaof", &primary.to_string());
-            start_link(applier, primary, epoch);
+            start_as_replica(applier, primary, epoch);
             return Ok(());
         }
         // Something has changed since the replica had everything.

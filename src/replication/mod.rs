@@ -35,24 +35,47 @@ use apply::Applier;
 use flagstone_storage::encoding::SourceExtent;
 use std::sync::Arc;
 
-/// Follows a primary from now on.
-pub fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
-    let was_following = node.health.replica.is_following();
-    tracing::info!(%primary, "this server is a replica from now on");
-    let epoch = node.health.replica.follow(primary.clone());
-    node.apply_repl_ack();
-    if !was_following {
-        // A client that waits to write would be served by the primary's commands. One that begins to
-        // wait now is refused when it would be served.
-        for client in node.clients.all() {
-            client.unblock(Cancel::Demoted);
+/// Follows a primary from now on. A server that was a primary with replicas keeps its position in the
+/// stream: if the new primary has that stream, it need not send all of its data.
+pub async fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
+    let has_stream = !node.health.replica.is_following() && node.followers.figures().is_some();
+    if has_stream {
+        let applier = Applier::new(node, peers);
+        match applier.demote(None, primary.clone(), None).await {
+            Ok(Some(epoch)) => return start_as_replica(applier, primary, epoch),
+            Ok(None) => {}
+            // A script runs, for example.
+            Err(reason) => tracing::warn!(%reason, "this server's position in its stream is lost"),
         }
     }
-    start_link(Applier::new(node, peers), primary, epoch);
+    follow_anew(node, peers, primary);
+}
+
+/// Follows a primary from the stored position on, if there is one.
+fn follow_anew(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
+    let was_following = node.health.replica.is_following();
+    let epoch = node.health.replica.follow(primary.clone());
+    node.apply_repl_ack();
+    let applier = Applier::new(node, peers);
+    match was_following {
+        true => start_link(applier, primary, epoch),
+        false => start_as_replica(applier, primary, epoch),
+    }
+}
+
+/// Starts the link of a server that has become a replica.
+fn start_as_replica(applier: Applier, primary: Primary, epoch: u64) {
+    // A client that waits to write would be served by the primary's commands. One that begins to
+    // wait now is refused when it would be served.
+    for client in applier.node.clients.all() {
+        client.unblock(Cancel::Demoted);
+    }
+    start_link(applier, primary, epoch);
 }
 
 /// Starts the link of a choice of a primary.
 fn start_link(applier: Applier, primary: Primary, epoch: u64) {
+    tracing::info!(%primary, "this server is a replica from now on");
     applier.node.background.clone().spawn(link::run(applier, primary, epoch));
 }
 
@@ -77,7 +100,7 @@ pub async fn promote(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String>
             node.apply_repl_ack();
         }
         Err(reason) => {
-            follow(node, peers, primary);
+            follow_anew(node, peers, primary);
             return Err(format!("ERR this server cannot become a primary: {reason}"));
         }
     }
@@ -107,7 +130,9 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
         node.health.replica.promise(0, None, promised_for());
     }
     match settings.replicaof.as_deref().and_then(Primary::parse) {
-        Some(primary) => follow(node, peers, primary),
+        // It may have been a primary before.
+        Some(primary) if position.id.is_empty() => follow(node, peers, primary).await,
+        Some(primary) => follow_anew(node, peers, primary),
         None if position.id.is_empty() => {}
         None => {
             keep_promise(node, None).await;

@@ -309,3 +309,34 @@ fn a_link_that_a_client_breaks_goes_on_and_its_bytes_are_counted() {
     let stored: (u64, u64) = cmd("WAITAOF").arg(&[1, 1, 5000]).query(&mut client).expect("WAITAOF");
     assert_eq!(stored, (1, 1));
 }
+
+#[test]
+fn a_former_primary_goes_on_where_its_own_stream_ended() {
+    // A ping would make the stream of a primary without replicas grow.
+    let calm = ["--repl-ping-replica-period", "1000", "--appendfsync", "always"];
+    let mut old = Server::start(&[&calm[..], &["--workers", "2"]].concat());
+    let new = follow(&old, &calm);
+    let (mut client, mut other) = (old.client(), new.client());
+    run(&mut client, CHANGES);
+    run(&mut client, &["SELECT 3", "INCR n"]);
+    caught_up(&mut client, &mut other);
+    run(&mut other, &["REPLICAOF NO ONE", "INCR n1"]);
+    // Also when it was killed and started as a primary meanwhile.
+    old.kill();
+    old.restart();
+    let mut client = old.client();
+    replicaof(&mut client, new.port());
+    caught_up(&mut other, &mut client);
+    assert_eq!((count(&mut other, "sync_full"), count(&mut other, "sync_partial_ok")), (0, 1));
+    run(&mut other, &["SELECT 3", "INCR n", "SELECT 0"]);
+    caught_up(&mut other, &mut client);
+    for db in [0, 3, 4] {
+        assert_eq!(contents(&mut client, db), contents(&mut other, db), "{db}");
+    }
+    // One that has written something alone gets all data.
+    run(&mut client, &["REPLICAOF NO ONE", "INCR n1"]);
+    replicaof(&mut client, new.port());
+    until("it has all data", || count(&mut other, "sync_full") == 1);
+    caught_up(&mut other, &mut client);
+    assert_eq!(contents(&mut client, 0), contents(&mut other, 0));
+}

@@ -88,7 +88,7 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Ok(());
         }
         node.config.assign("replicaof", &primary.to_string());
-        replication::follow(node, peers, primary);
+        replication::follow(node, peers, primary).await;
         cx.out.ok();
         Ok(())
     })
