@@ -262,6 +262,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority"),
     d("repl-ack", OneOf(REPL_ACK), "none", "what a reply waits for: no replica (none), a replica has applied the write (async), has it on disk (sync)"),
     d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused; 0: none are needed").alias("min-slaves-to-write"),
+    d("repl-group-size", Integer((0, 64)), "0", "servers of the group, this one included: with repl-ack, a majority has to have each write, and a server that is promoted hears others first; 0: not known"),
     d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica; 0: min-replicas-to-write has no effect").alias("min-slaves-max-lag"),
     d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up"),
     d("repl-ping-replica-period", Integer((1, INT_MAX)), "10", "seconds between pings to replicas").alias("repl-ping-slave-period"),

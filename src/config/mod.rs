@@ -8,6 +8,7 @@ mod arguments;
 mod directive;
 mod directives;
 mod error;
+mod group;
 mod load;
 mod machine;
 mod networks;

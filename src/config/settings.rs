@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::directives;
+use super::group;
 use super::machine::Machine;
 use super::networks::{Network, networks};
 use flagstone_commands::DataSettings;
@@ -302,6 +303,24 @@ impl Settings {
     pub fn replies_wait_for_disk(&self) -> bool {
         self.appendfsync == AppendFsync::Always || self.repl_ack != ReplAck::None
     }
+
+    /// Returns the number of replicas that have to confirm a write with `repl-ack`.
+    pub fn confirming(&self) -> usize {
+        group::confirming(self.repl_group_size, self.min_replicas_to_write as usize)
+    }
+
+    /// Returns true if this server is one of a group of a known size whose replies wait for replicas.
+    pub fn is_in_group(&self) -> bool {
+        self.repl_group_size > 0 && self.repl_ack != ReplAck::None
+    }
+
+    /// Returns the number of other servers that have to be heard before this one takes over.
+    pub fn awaited(&self) -> usize {
+        match self.repl_ack {
+            ReplAck::None => 0,
+            _ => group::awaited(self.repl_group_size, self.confirming()),
+        }
+    }
 }
 
 fn read_field<T>(values: &Values, machine: Machine, read: impl Fn(&Values, Machine) -> T) -> T {
@@ -444,6 +463,8 @@ settings! {
     import_mode: bool = |v, _| v.flag("import-mode");
     shutdown_timeout_seconds: u64 = |v, _| v.number("shutdown-timeout");
     repl_ack: ReplAck = |v, _| v.choice("repl-ack");
+    /// Zero: not known.
+    repl_group_size: usize = |v, _| v.number("repl-group-size");
     min_replicas_to_write: u32 = |v, _| v.number("min-replicas-to-write");
     min_replicas_max_lag: u32 = |v, _| v.number("min-replicas-max-lag");
     replicaof: Option<String> = |v, _| v.optional_text("replicaof");

@@ -96,6 +96,8 @@ pub struct Acks {
     state: Mutex<AcksState>,
     /// True while a record waits for too long.
     overdue: AtomicBool,
+    /// True while more replicas follow than the settings say.
+    is_crowded: AtomicBool,
     /// Counts how often this server became a replica while replies waited.
     given_up: AtomicU64,
     listeners: Mutex<Vec<AckListener>>,
@@ -124,6 +126,7 @@ impl Acks {
             nonce: rand::random(),
             state: Mutex::default(),
             overdue: AtomicBool::new(false),
+            is_crowded: AtomicBool::new(false),
             given_up: AtomicU64::new(0),
             listeners: Mutex::default(),
         }
@@ -269,6 +272,21 @@ impl Acks {
     #[inline]
     pub fn is_overdue(&self) -> bool {
         self.overdue.load(Ordering::Relaxed)
+    }
+
+    /// Warns once if so many replicas follow that a promoted one may lack what others have confirmed.
+    /// `group`: number of servers by the settings; 0: one more than replicas have to confirm.
+    pub fn look_at_group(&self, replicas: usize, group: usize) {
+        let known = if group == 0 { 1 + self.needed() } else { group };
+        let is_crowded = self.is_active() && 1 + replicas > known;
+        if !self.is_crowded.swap(is_crowded, Ordering::Relaxed) && is_crowded {
+            tracing::warn!(
+                servers = 1 + replicas,
+                known,
+                "more servers follow each other than are known: a promoted one may lack what was acknowledged \
+                 (set repl-group-size on all of them to their number)"
+            );
+        }
     }
 
     // ---- the lease -----------------------------------------------------------------------------
@@ -425,6 +443,22 @@ mod tests {
             acks.confirm((ReplAck::Sync, 1), 9);
             assert_eq!(acks.feed.settled(9), 6, "a confirmation that was under way");
         }
+    }
+
+    #[test]
+    fn a_group_that_is_larger_than_known_is_noticed() {
+        let acks = acks(ReplAck::Sync, 1, 0);
+        let notices = |replicas, group| {
+            acks.look_at_group(replicas, group);
+            acks.is_crowded.load(Ordering::Relaxed)
+        };
+        assert_eq!(
+            [(1, 0), (2, 0), (2, 3), (3, 3)].map(|(r, g)| notices(r, g)),
+            [false, true, false, true]
+        );
+        acks.apply(ReplAck::None, 1, false, 0);
+        acks.look_at_group(3, 3);
+        assert!(!acks.is_crowded.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -14,9 +14,10 @@ pub use follower::{Follower, FollowerFacts, FollowerState, ReplicaWish, SyncWish
 pub use render::render;
 
 use crate::config::ReplAck;
-use crate::replica::{FollowedEnd, FormerStream};
+use crate::replica::FollowedEnd;
 
 use bytes::Bytes;
+use flagstone_storage::encoding::FormerStream;
 use flagstone_storage::feed::{Feed, FeedMark, FeedTail, ID_BYTES};
 use flagstone_storage::journal::Lsn;
 use std::fmt::Write;

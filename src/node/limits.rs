@@ -13,6 +13,10 @@ const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
 const LOADING: &str = "LOADING Valkey is loading the dataset in memory";
 const LINK_DOWN: &str =
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
+const UNHEARD: &str =
+    "NOREPLICAS This server takes over once it has heard other replicas (repl-group-size).";
+const UNCERTAIN: &str =
+    "MASTERDOWN This server may lack writes until it has heard other replicas (repl-group-size).";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 
 /// Returns true if some commands are refused now.
@@ -76,7 +80,12 @@ fn refusal_of_replica(
     flags: CommandFlags,
 ) -> Option<&'static str> {
     let is_following = health.replica.is_following();
-    if is_following && flags.contains(flag!(WRITE)) && settings.replica_read_only {
+    let is_succeeding = health.replica.is_succeeding();
+    if is_succeeding && flags.contains(flag!(WRITE)) {
+        Some(UNHEARD)
+    } else if is_succeeding && flags.contains(flag!(READONLY)) && !settings.serve_stale_data {
+        Some(UNCERTAIN)
+    } else if is_following && flags.contains(flag!(WRITE)) && settings.replica_read_only {
         Some(READ_ONLY)
     } else if is_following
         && !flags.contains(flag!(STALE))

@@ -414,7 +414,7 @@ impl Node {
     /// Applies `repl-ack` and `min-replicas-to-write`, after a change of these or of the role.
     pub fn apply_repl_ack(&self) {
         let settings = self.config.settings();
-        let needed = settings.min_replicas_to_write as usize;
+        let needed = settings.confirming();
         let is_following = self.health.replica.is_following();
         self.followers.acks.apply(settings.repl_ack, needed, is_following, self.journal.end());
         self.count_good_replicas();

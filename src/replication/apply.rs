@@ -1,7 +1,7 @@
 //! Runs the primary's commands on this server.
 
 use super::stream::Batch;
-use super::{failover, primary};
+use super::{OTHER, failover, primary};
 use crate::clients::Client;
 use crate::command::{Command, Request, registry};
 use crate::followers::FailoverStep;
@@ -21,9 +21,6 @@ use std::sync::Arc;
 
 /// Worker that coordinates the commands of the stream.
 const COORDINATOR: usize = 0;
-
-/// Reason why a link does nothing any more.
-const OUTDATED: &str = "another primary was chosen";
 
 /// A command, with the database that is selected for it.
 #[derive(Debug)]
@@ -63,7 +60,7 @@ impl Applier {
         let replica = &self.node.health.replica;
         let turn = replica.turn().await;
         if epoch.is_some_and(|epoch| replica.epoch() != epoch) {
-            return Err(OUTDATED.to_owned());
+            return Err(OTHER.to_owned());
         }
         replica.set_at_work(epoch);
         let job = move |worker| async move {
@@ -229,6 +226,9 @@ impl Applier {
     }
 }
 
+const UNKNOWN_END: &str = "ERR what is written does not get to the disk in time: the end of this server's \
+     stream is not known, and needed in a group (repl-group-size)";
+
 /// Becomes a replica while no command runs, unless the stream has gone on.
 async fn demote_now(
     worker: &Worker,
@@ -240,6 +240,9 @@ async fn demote_now(
     let end = primary::end_of_stream(node).await;
     match (&end, applied) {
         (Some((_, end, _)), Some(applied)) if *end == applied => {}
+        (None, None) if failover.is_none() && node.config.settings().is_in_group() => {
+            return Err(UNKNOWN_END.to_owned());
+        }
         (_, None) => {}
         _ => return Ok(None),
     }
@@ -253,8 +256,8 @@ async fn demote_now(
     node.apply_repl_ack();
     let Some((id, offset, db)) = end else { return Ok(Some(epoch)) };
     let serial = replica.link().position.serial + 1;
-    let id = id.into_bytes().into();
-    let position = SourcePosition { serial, offset, db, id, ..Default::default() };
+    let (id, former) = (id.into_bytes().into(), node.followers.figures().and_then(|it| it.former));
+    let position = SourcePosition { serial, offset, db, id, former, ..Default::default() };
     let stored = worker.partition.borrow_mut().put_source(node.clock.now_ms(), &position);
     let lsn = match stored {
         Ok(lsn) => lsn,

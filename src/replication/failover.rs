@@ -2,7 +2,7 @@
 //! become the primary.
 
 use super::apply::Applier;
-use super::{primary, start_as_replica};
+use super::{Promotion, primary, start_as_replica};
 use crate::config::ReplAck;
 use crate::followers::{FailoverStep, FailoverWish, Follower, RecordPosition};
 use crate::node::Node;
@@ -45,7 +45,7 @@ pub async fn abort(node: &Arc<Node>, peers: &Arc<Peers>) -> bool {
 pub(super) async fn give_up(node: &Arc<Node>, peers: &Arc<Peers>, number: u64, reason: &str) {
     let failover = &node.followers.failover;
     if failover.is_at(number, FailoverStep::InProgress) {
-        match super::promote(node, peers).await {
+        match super::promote(node, peers, Promotion::HasEverything).await {
             Ok(()) => node.config.assign("replicaof", ""),
             Err(error) => {
                 tracing::error!(

@@ -3,11 +3,11 @@
 use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
 use super::wire::{PrimaryWire, READ};
-use super::{failover, keep_promise, load, receive};
+use super::{OTHER, failover, keep_promise, load, receive, testimony};
 use crate::config::{ReplAck, Settings};
 use crate::followers::{FailoverStep, LeaseQuestion, promised_for};
 use crate::replica::{LinkState, Primary, Replica};
-use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use std::convert::Infallible;
 use std::future::Future;
 use std::path::PathBuf;
@@ -29,9 +29,6 @@ const ID: usize = 40;
 
 /// Maximum offset of a stream, as of a primary that counts in signed numbers of 64 bits.
 const MAX_OFFSET: u64 = u64::MAX >> 1;
-
-/// Reason why a link ends that is not wanted any more.
-const OTHER: &str = "another primary was chosen";
 
 /// Reason why a link ends that a client has broken.
 const KICKED: &str = "CLIENT KILL TYPE master has ended it";
@@ -124,27 +121,32 @@ impl PrimaryLink {
         let failover = &self.applier.node.followers.failover;
         let number = failover.number();
         let takes_over = failover.is_at(number, FailoverStep::InProgress);
+        let mut former = None;
         if takes_over {
             // The target of the failover becomes the primary.
             asked.push(b"FAILOVER");
+        } else {
+            let choice = (self.epoch, &self.primary);
+            former = testimony::testify(wire, self.replica(), choice).await?;
         }
         let reply = wire.ask(&asked).await?;
         if takes_over {
             self.judge_failover(number, &reply).await?;
         }
         let mut words = reply.split_ascii_whitespace();
-        match (words.next(), words.next(), words.next()) {
+        let words = (words.next(), words.next(), words.next());
+        match words {
             (Some("+CONTINUE"), id, None) if !stored.id.is_empty() => {
                 self.replica().syncs.partial.fetch_add(1, Ordering::Relaxed);
                 match id.map(stream_id).transpose()? {
-                    Some(id) if *id != *stored.id => self.rename_stream(stored, id).await,
+                    Some(id) if *id != *stored.id => self.rename_stream(stored, id, former).await,
                     _ => Ok(stored),
                 }
             }
             (Some("+FULLRESYNC"), Some(id), Some(offset)) => {
                 let parsed = offset.parse().ok().filter(|offset| *offset <= MAX_OFFSET);
                 let offset = parsed.ok_or_else(|| format!("a malformed offset: {reply:?}"))?;
-                self.load_data_set(wire, stream_id(id)?.into(), offset).await
+                self.load_data_set(wire, (stream_id(id)?.into(), offset), former).await
             }
             _ => Err(format!("it answers PSYNC with {reply:?}")),
         }
@@ -166,8 +168,10 @@ impl PrimaryLink {
         &self,
         stored: SourcePosition,
         id: &[u8],
+        former: Option<FormerStream>,
     ) -> Result<SourcePosition, String> {
-        let renamed = SourcePosition { serial: stored.serial + 1, id: id.into(), ..stored };
+        let (serial, id) = (stored.serial + 1, id.into());
+        let renamed = SourcePosition { serial, id, former, ..stored };
         self.applier.put_position(self.epoch, renamed.clone()).await?;
         Ok(renamed)
     }
@@ -175,8 +179,8 @@ impl PrimaryLink {
     async fn load_data_set(
         &mut self,
         wire: &mut PrimaryWire,
-        id: Box<[u8]>,
-        offset: u64,
+        (id, offset): (Box<[u8]>, u64),
+        former: Option<FormerStream>,
     ) -> Result<SourcePosition, String> {
         self.set_state(LinkState::Sync);
         self.is_costly = true;
@@ -197,7 +201,7 @@ impl PrimaryLink {
         };
         let serial = self.replica().link().position.serial + 1;
         let extent = SourceExtent::Whole;
-        let position = SourcePosition { serial, offset, db: loaded.db, extent, id };
+        let position = SourcePosition { serial, offset, db: loaded.db, extent, id, former };
         self.applier.put_position(self.epoch, position.clone()).await?;
         self.replica().set_loading(false);
         self.replica().syncs.full.fetch_add(1, Ordering::Relaxed);

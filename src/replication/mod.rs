@@ -11,6 +11,9 @@
 //! REPLICAOF NO ONE, and before a data set is loaded. While one is loaded, the stored position says
 //! that the data is a part: if the process ends meanwhile, the next start deletes it before it
 //! serves anybody. See RFC 13.
+//!
+//! A server of a group (`repl-group-size`) that is promoted hears other replicas first, and takes from
+//! them what it lacks (`succession.rs`); they say it when they come (`testimony.rs`). See RFC 18.
 
 mod apply;
 mod failover;
@@ -21,9 +24,12 @@ mod load;
 pub(crate) mod primary;
 mod receive;
 mod stream;
+mod succession;
+mod testimony;
 mod wire;
 
 pub use failover::{abort as abort_failover, begin as begin_failover, is_at};
+pub use succession::{hear, review as review_succession};
 
 use crate::clients::Cancel;
 use crate::config::ReplAck;
@@ -37,18 +43,26 @@ use std::sync::Arc;
 
 /// Follows a primary from now on. A server that was a primary with replicas keeps its position in the
 /// stream: if the new primary has that stream, it need not send all of its data.
-pub async fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
+///
+/// # Errors
+/// The position cannot be told now, and is needed in a group (`repl-group-size`).
+pub async fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) -> Result<(), String> {
     let has_stream = !node.health.replica.is_following() && node.followers.figures().is_some();
     if has_stream {
         let applier = Applier::new(node, peers);
         match applier.demote(None, primary.clone(), None).await {
-            Ok(Some(epoch)) => return start_as_replica(applier, primary, epoch),
+            Ok(Some(epoch)) => {
+                start_as_replica(applier, primary, epoch);
+                return Ok(());
+            }
             Ok(None) => {}
             // A script runs, for example.
+            Err(reason) if node.config.settings().is_in_group() => return Err(reason),
             Err(reason) => tracing::warn!(%reason, "this server's position in its stream is lost"),
         }
     }
     follow_anew(node, peers, primary);
+    Ok(())
 }
 
 /// Follows a primary from the stored position on, if there is one.
@@ -79,16 +93,44 @@ fn start_link(applier: Applier, primary: Primary, epoch: u64) {
     applier.node.background.clone().spawn(link::run(applier, primary, epoch));
 }
 
-/// Becomes a primary.
+/// Reason why a link does nothing any more.
+const OTHER: &str = "another primary was chosen";
+
+/// Reason of a promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promotion {
+    /// Somebody has decided that, who does not know what this server has.
+    Ordered,
+    /// This server has everything, or its primary wants that.
+    HasEverything,
+}
+
+const NO_POSITION: &str = "ERR this server lacks what its group has acknowledged: it has no whole data \
+     set of its primary. CONFIG SET repl-group-size 0 before makes it a primary all the same";
+
+/// Becomes a primary, or one that hears other replicas first.
 ///
 /// # Errors
 /// Returns the reason if that cannot be stored: the server then follows its primary as before.
-pub async fn promote(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
+pub async fn promote(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    promotion: Promotion,
+) -> Result<(), String> {
     let replica = &node.health.replica;
     let Some(primary) = replica.link().primary.clone() else { return Ok(()) };
+    let settings = node.config.settings();
+    let is_ordered = promotion == Promotion::Ordered;
+    if is_ordered && settings.is_in_group() && replica.lineage().is_none() {
+        return Err(NO_POSITION.to_owned());
+    }
     let applier = Applier::new(node, peers);
     replica.part();
     keep_promise(node, None).await;
+    if is_ordered && settings.awaited() > 0 {
+        succession::begin(node, settings.awaited());
+        return Ok(());
+    }
     // The batch that is under way is the last one. The position is void before others may write.
     let parted = match applier.clear_part(None).await {
         Ok(()) => applier.succeed().await,
@@ -131,11 +173,15 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     }
     match settings.replicaof.as_deref().and_then(Primary::parse) {
         // It may have been a primary before.
-        Some(primary) if position.id.is_empty() => follow(node, peers, primary).await,
+        Some(primary) if position.id.is_empty() => follow(node, peers, primary).await?,
         Some(primary) => follow_anew(node, peers, primary),
         None if position.id.is_empty() => {}
         None => {
             keep_promise(node, None).await;
+            if settings.awaited() > 0 {
+                succession::begin(node, settings.awaited());
+                return Ok(());
+            }
             applier.forget_position(None, SourceExtent::Whole).await?;
         }
     }

@@ -49,6 +49,8 @@ pub(super) struct Coordination {
     pub(super) client: u64,
     /// Limit of the command's wait for locks.
     pub(super) patience: Patience,
+    /// True for a job that runs while no command does.
+    pub(super) is_rest: bool,
     /// Holds, by worker.
     pub(super) holds: BTreeMap<usize, u64>,
     /// True if the holds are on whole workers; they last until the command has ended.

@@ -2,7 +2,7 @@
 //! them, and ends them when it gives the entries back. The own worker needs no message.
 
 use super::coordinator::{Coordination, Requirements};
-use crate::command::{Patience, RoundError};
+use crate::command::RoundError;
 use crate::node::Node;
 use crate::worker::{Acquire, Apply, Grant, LockKey, Message, Worker};
 use flagstone_storage::journal::Lsn;
@@ -70,7 +70,7 @@ pub(super) async fn hold_all(
     held.exclusive = true;
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
-        match acquire_whole(worker, target, held.patience).await {
+        match acquire_whole(worker, target, held).await {
             Ok(hold) => {
                 held.holds.insert(target, hold);
             }
@@ -87,9 +87,10 @@ pub(super) async fn hold_all(
 async fn acquire_whole(
     worker: &Rc<Worker>,
     target: usize,
-    patience: Patience,
+    held: &Coordination,
 ) -> Result<u64, RoundError> {
-    let whole = Acquire { all: true, patience, ..Acquire::default() };
+    let (patience, is_rest) = (held.patience, held.is_rest);
+    let whole = Acquire { all: true, patience, is_rest, ..Acquire::default() };
     acquire(worker, target, whole).await.map(|grant| grant.hold)
 }
 

@@ -21,7 +21,7 @@ pub(crate) async fn at_rest<T: 'static>(
     let resting = tokio::task::spawn_local(async move {
         let _under_way = under_way;
         let mut held = Coordination::default();
-        held.patience = Patience::Short;
+        (held.patience, held.is_rest) = (Patience::Short, true);
         hold_all(&coordinator, &mut held).await?;
         let done = job.await;
         release(&coordinator, &mut held, Vec::new()).await;

@@ -31,6 +31,8 @@ pub struct Acquire {
     pub needs: Vec<Need>,
     /// True to hold the whole worker, for commands on databases.
     pub all: bool,
+    /// True if nothing is to be in the middle, and it need not be confirmed by replicas.
+    pub is_rest: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
     /// Limit of the wait for the locks.
@@ -194,7 +196,11 @@ impl Worker {
         if round > self.partition.borrow().closed() {
             self.commit();
         }
-        self.wait_shown(&Shown::stored(round)).await?;
+        // Who wants the workers to rest need not wait for replicas: they may be gone for good.
+        let is_rest = acquire.is_rest && self.node.followers.acks.is_active();
+        let (shown, to_disk) = (Shown::stored(round), self.is_always() && !is_rest);
+        self.rounds.wait(&shown, to_disk).await;
+        self.rounds.any_failure(&shown, to_disk).map_or(Ok(()), Err)?;
         let mut partition = self.partition.borrow_mut();
         Ok(acquire.keys.iter().all(|(db, key)| partition.store.is_hot(*db, key)))
     }

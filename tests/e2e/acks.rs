@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A time in which everything that need not wait is answered.
 const SHORT: Duration = Duration::from_millis(700);
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a replica tells: that it has applied the stream, that it has it on disk, and that it does not
 /// serve as a primary.
@@ -98,7 +98,7 @@ fn serve(
 }
 
 /// Runs a command in a thread.
-fn spawn(server: &Server, words: &[&str]) -> Receiver<Result<Value, RedisError>> {
+pub(super) fn spawn(server: &Server, words: &[&str]) -> Receiver<Result<Value, RedisError>> {
     let mut client = server.client();
     let mut request = cmd(words[0]);
     request.arg(&words[1..]);
@@ -109,7 +109,7 @@ fn spawn(server: &Server, words: &[&str]) -> Receiver<Result<Value, RedisError>>
     receiver
 }
 
-fn text(result: Result<Value, RedisError>) -> String {
+pub(super) fn text(result: Result<Value, RedisError>) -> String {
     match result {
         Ok(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
         Ok(value) => format!("{value:?}"),
@@ -119,7 +119,7 @@ fn text(result: Result<Value, RedisError>) -> String {
     }
 }
 
-fn ask(client: &mut Connection, words: &[&str]) -> String {
+pub(super) fn ask(client: &mut Connection, words: &[&str]) -> String {
     let mut request = cmd(words[0]);
     request.arg(&words[1..]);
     text(request.query(client))

@@ -63,6 +63,9 @@ const ROWS: &[Row] = &[
     ("import-mode", "yes", &["CLIENT IMPORT-SOURCE ON"], is_okay),
     ("min-replicas-to-write", "1", &["SET k v"], |r| r.contains("NOREPLICAS")),
     ("repl-ack", "async", &["SET k v"], |r| r.contains("NOREPLICAS")),
+    ("repl-group-size", "5", &["CONFIG SET repl-ack async", "INFO replication"], |r| {
+        r.contains("repl_ack_replicas:2")
+    }),
     ("min-replicas-max-lag", "0", &["CONFIG SET min-replicas-to-write 1", "SET k v"], is_okay),
     (
         "commandlog-execution-slower-than",

@@ -47,6 +47,7 @@ mod shown;
 mod sockets;
 mod stream_watch;
 mod streams;
+mod succession;
 mod tls;
 mod tracking;
 mod transactions;

@@ -111,7 +111,7 @@ fn answer(cx: &mut Call<'_>) {
     out.bulk_str("mode");
     out.bulk_str(if settings.cluster_enabled { "cluster" } else { "standalone" });
     out.bulk_str("role");
-    out.bulk_str(if cx.node.health.replica.is_following() { "replica" } else { "master" });
+    out.bulk_str(if cx.node.health.replica.has_primary() { "replica" } else { "master" });
     out.bulk_str("modules");
     out.array(0);
     if !zone.is_empty() {

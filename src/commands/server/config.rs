@@ -7,6 +7,7 @@ use crate::config::{Change, RewriteScope, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
+use crate::replication;
 use crate::routing::{Call, CallOutcome, Waiting};
 use crate::tls;
 use crate::worker::Worker;
@@ -63,6 +64,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         node.apply_latency_threshold();
         node.apply_import_mode();
         node.apply_repl_ack();
+        replication::review_succession(node, &cx.worker.peers).await?;
         if limits {
             CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
             node.clients.look_again();

@@ -3,8 +3,8 @@
 
 use crate::commands::{Handler, Spec};
 use crate::followers::{FailoverStep, FailoverWish, FollowerState, SyncWish};
-use crate::replica::{LinkState, Primary};
-use crate::replication;
+use crate::replica::{LinkState, Primary, Testimony};
+use crate::replication::{self, Promotion};
 use crate::routing::{Call, CallOutcome, CallStop, Waiting};
 use flagstone_commands::{Group, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
@@ -70,7 +70,7 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err("ERR REPLICAOF not allowed while failing over.".into());
         }
         if is_word(host, "no") && is_word(port, "one") {
-            replication::promote(node, peers).await?;
+            replication::promote(node, peers, Promotion::Ordered).await?;
             node.config.assign("replicaof", "");
             cx.out.ok();
             return Ok(());
@@ -87,8 +87,9 @@ fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             cx.out.simple("OK Already connected to specified master");
             return Ok(());
         }
-        node.config.assign("replicaof", &primary.to_string());
-        replication::follow(node, peers, primary).await;
+        let address = primary.to_string();
+        replication::follow(node, peers, primary).await?;
+        node.config.assign("replicaof", &address);
         cx.out.ok();
         Ok(())
     })
@@ -212,7 +213,7 @@ async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
         sleep(REST_POLL).await;
     }
     replica.end_promise();
-    replication::promote(cx.node, &cx.worker.peers).await?;
+    replication::promote(cx.node, &cx.worker.peers, Promotion::HasEverything).await?;
     cx.node.config.assign("replicaof", "");
     Ok(())
 }
@@ -237,8 +238,33 @@ fn sync<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move { begin_sync(cx, SyncWish::Sync) })
 }
 
+/// `REPLCONF POSITION text [REST bytes]`: the data of a replica, and the end of its stream.
+fn hear<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let said = Testimony::parse(arg(args, 2)?).ok_or(error::SYNTAX)?;
+        let rest = args.get(4).filter(|_| args.get(3).is_some_and(|word| is_word(word, "rest")));
+        let told = cx.session.replica.get_or_insert_default();
+        let host = match told.ip.as_str() {
+            "" => cx.session.client.addr.host(),
+            ip => ip.to_owned(),
+        };
+        let server = format!("{host}:{}", told.port);
+        let said = replication::hear(cx.node, &cx.worker.peers, &server, &said, rest).await?;
+        cx.out.simple(&said);
+        Ok(())
+    })
+}
+
 /// `REPLCONF name value …`
-fn replconf(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+fn replconf<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    match args.get(1).is_some_and(|word| is_word(word, "position")) && args.len() > 2 {
+        true => hear(cx, args),
+        false => Box::pin(async move { note_facts(cx, args) }),
+    }
+}
+
+/// Notes facts that a replica tells before it asks for the stream.
+fn note_facts(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len().is_multiple_of(2) {
         return Err(error::SYNTAX.into());
     }
@@ -349,7 +375,7 @@ pub const REPLICATION_COMMANDS: &[Spec] = &[
         summary: "Tells facts of a replica before it asks for the stream.",
         arity: -1,
         flags: flag!(ADMIN | NOSCRIPT | LOADING | STALE | ALLOW_BUSY),
-        run: Handler::Session(replconf),
+        run: Handler::Wait(replconf),
         ..ASKS
     },
 ];

@@ -124,7 +124,7 @@ fn put_clients(text: &mut MetricsText, node: &Node) {
 
 fn put_replication(text: &mut MetricsText, node: &Node) {
     let (replica, now_ms) = (&node.health.replica, node.clock.now_ms());
-    if replica.is_following() {
+    if replica.has_primary() {
         let heard_ms = replica.link().heard_ms;
         text.gauge("replica_link_up", "1 while the stream of the primary is applied as it comes.")
             .value(u8::from(replica.is_up()));

@@ -146,7 +146,8 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     let now_ms = node.clock.now_ms();
     let settings = node.config.settings();
     node.count_good_replicas();
-    let ttl_s = settings.repl_backlog_ttl_seconds;
+    // The servers of a group compare their positions in it.
+    let ttl_s = if settings.is_in_group() { 0 } else { settings.repl_backlog_ttl_seconds };
     if followers.alone_ms(now_ms).is_some_and(|ms| ttl_s != 0 && ms >= ttl_s.saturating_mul(1000)) {
         return end_stream(node, peers).await;
     }
@@ -161,6 +162,8 @@ async fn look_after(node: &Node, peers: &Peers, pinged: &mut Instant) {
     if all.is_empty() {
         return;
     }
+    let lasting = all.iter().filter(|follower| !follower.facts.data_set_only).count();
+    followers.acks.look_at_group(lasting, settings.repl_group_size);
     let end = followers.figures().map_or(0, |figures| figures.end);
     for follower in &all {
         if let Some(reason) = complaint(follower, &settings, end, now_ms)

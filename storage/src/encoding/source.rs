@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! C s | serial u64 | offset u64 | db u32 | extent u8 | id
+//! C s | serial u64 | offset u64 | db u32 | extent u8 | id of 40 bytes | former offset u64 | former id
 //! ```
 //!
 //! The row is in the record of the rows that the stream has changed, in one of their shards: so the
@@ -26,6 +27,17 @@ pub enum SourceExtent {
     Part,
 }
 
+/// Length of an id that a former stream may be behind.
+const ID: usize = 40;
+
+/// A stream that ended, and went over into another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormerStream {
+    pub id: Box<[u8]>,
+    /// Number of its bytes.
+    pub offset: u64,
+}
+
 /// A position in the stream of another server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourcePosition {
@@ -38,6 +50,9 @@ pub struct SourcePosition {
     pub extent: SourceExtent,
     /// Replication id of the stream; empty if the data is not that of a stream.
     pub id: Box<[u8]>,
+    /// The stream that went over into this one; `None`: not known. Ids of less or more than 40 bytes have
+    /// none.
+    pub former: Option<FormerStream>,
 }
 
 impl SourcePosition {
@@ -57,6 +72,10 @@ impl SourcePosition {
             SourceExtent::Part => 1,
         });
         out.extend_from_slice(&self.id);
+        if let Some(former) = self.former.as_ref().filter(|_| self.id.len() == ID) {
+            out.extend_from_slice(&former.offset.to_be_bytes());
+            out.extend_from_slice(&former.id);
+        }
         out
     }
 
@@ -71,12 +90,21 @@ impl SourcePosition {
             1 => SourceExtent::Part,
             _ => return None,
         };
+        let (id, rest) = id.split_at_checked(ID).unwrap_or((id, &[]));
+        let former = match rest.split_first_chunk() {
+            Some((offset, id)) => {
+                Some(FormerStream { id: id.into(), offset: u64::from_be_bytes(*offset) })
+            }
+            None if rest.is_empty() => None,
+            None => return None,
+        };
         Some(Self {
             serial: u64::from_be_bytes(*serial),
             offset: u64::from_be_bytes(*offset),
             db: u32::from_be_bytes(*db),
             extent,
             id: id.into(),
+            former,
         })
     }
 
@@ -95,9 +123,17 @@ mod tests {
     #[test]
     fn a_position_roundtrips() {
         let (extent, id) = (SourceExtent::Part, b"0123456789"[..].into());
-        let position = SourcePosition { serial: 3, offset: 1 << 40, db: 7, extent, id };
+        let former = None;
+        let position = SourcePosition { serial: 3, offset: 1 << 40, db: 7, extent, id, former };
         assert_eq!(SourcePosition::decode(&position.encode()), Some(position.clone()));
         assert_eq!(SourcePosition::decode(&position.encode()[..HEAD - 1]), None);
+        let former = FormerStream { id: b"former"[..].into(), offset: 5 };
+        let id = b"i".repeat(ID).into();
+        let long = SourcePosition { id, former: Some(former), ..position.clone() };
+        assert_eq!(SourcePosition::decode(&long.encode()), Some(long.clone()));
+        assert_eq!(SourcePosition::decode(&long.encode()[..HEAD + ID + 7]), None);
+        let alone = SourcePosition { former: None, ..long };
+        assert_eq!(SourcePosition::decode(&alone.encode()), Some(alone));
         let mut damaged = position.encode();
         damaged[HEAD - 1] = 2;
         assert_eq!(SourcePosition::decode(&damaged), None);

@@ -66,7 +66,12 @@ impl Page<'_> {
                 ("repl_ack_overdue", &u8::from(acks.is_overdue())),
                 ("repl_ack_owner", &u8::from(is_owner)),
                 ("repl_ack_lease_ms", &acks.lease_left_ms()),
+                ("repl_group_size", &settings.repl_group_size),
             ]);
+        }
+        let heard = self.node.health.replica.with_succession(|it| it.counts());
+        if let Some((heard, awaited)) = heard {
+            self.fields(&[("repl_group_heard", &heard), ("repl_group_awaited", &awaited)]);
         }
         for (number, follower) in all.iter().enumerate() {
             let (facts, state) = (&follower.facts, follower.state());

@@ -1,7 +1,11 @@
 //! State of this server as the replica of another one, as the gate, INFO and ROLE see it. The link
 //! that keeps it is `crate::replication`.
 
-use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+mod succession;
+
+pub use succession::{Comparison, Hearing, Lineage, Succession, Testimony};
+
+use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::lease::BootTime;
 use std::collections::VecDeque;
@@ -58,14 +62,6 @@ pub enum LinkState {
     Sync,
     /// The stream is applied as it comes.
     Connected,
-}
-
-/// The stream that this server followed before it became a primary.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FormerStream {
-    pub id: Box<[u8]>,
-    /// Number of its bytes that were applied.
-    pub offset: u64,
 }
 
 /// The end of the stream that this server followed, for other replicas of the same primary.
@@ -158,6 +154,10 @@ pub struct Replica {
     promised: Mutex<Option<Promise>>,
     /// Copy of the end of the stream.
     applied: Mutex<AppliedBytes>,
+    /// A promotion that waits for other replicas.
+    succession: Mutex<Option<Succession>>,
+    /// Serialises the messages of these.
+    pub hearing: tokio::sync::Mutex<()>,
     /// Full and partial synchronisations since the start.
     pub syncs: SyncCounts,
     /// Serialises the choices of a role: the last one counts.
@@ -179,6 +179,8 @@ pub struct SyncCounts {
 const FOLLOWING: u8 = 1;
 /// Bit of a server that has a part of a primary's data set only.
 const PARTIAL: u8 = 2;
+/// Bit of a server that is to be a primary, and hears other replicas first.
+const SUCCEEDING: u8 = 4;
 
 impl Replica {
     /// Creates the state of a server that stored this position before.
@@ -233,10 +235,20 @@ impl Replica {
         self.state.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns true if this server copies another one.
+    /// Returns true if this server copies another one, or has done so and is to be a primary.
     #[inline]
     pub fn is_following(&self) -> bool {
         self.has_bit(FOLLOWING)
+    }
+
+    /// Returns true if this server shows that it copies another one.
+    pub fn has_primary(&self) -> bool {
+        self.is_following() && !self.is_succeeding()
+    }
+
+    /// Returns true if this server is to be a primary, and hears other replicas first.
+    pub fn is_succeeding(&self) -> bool {
+        self.has_bit(SUCCEEDING)
     }
 
     /// Returns true while the data set of the primary is loaded, of which a part is there.
@@ -268,6 +280,7 @@ impl Replica {
     pub fn follow(&self, primary: Primary) -> u64 {
         let mut link = self.link();
         self.set_bit(FOLLOWING, true);
+        self.set_succession(None);
         link.primary = Some(primary);
         (link.state, link.heard_ms, link.down_since_ms) = Default::default();
         link.down_reason.clear();
@@ -283,6 +296,35 @@ impl Replica {
         link.former = former;
         self.is_up.store(false, Ordering::Relaxed);
         self.set_bit(FOLLOWING, false);
+        self.set_succession(None);
+    }
+
+    /// Is to become a primary once so many other servers are heard. Returns the number of the choice.
+    pub fn begin_succession(&self, awaited: usize) -> u64 {
+        let mut link = self.link();
+        self.set_bit(FOLLOWING, true);
+        self.set_succession(Some(Succession::new(awaited)));
+        link.primary = None;
+        self.is_up.store(false, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn set_succession(&self, succession: Option<Succession>) {
+        self.set_bit(SUCCEEDING, succession.is_some());
+        *self.succession.lock().unwrap_or_else(PoisonError::into_inner) = succession;
+    }
+
+    /// Looks at the promotion that waits, if one does.
+    pub fn with_succession<T>(&self, look: impl FnOnce(&mut Succession) -> T) -> Option<T> {
+        let mut succession = self.succession.lock().unwrap_or_else(PoisonError::into_inner);
+        succession.as_mut().map(look)
+    }
+
+    /// Returns the streams whose changes this server has; `None`: it has no position in one.
+    pub fn lineage(&self) -> Option<Lineage> {
+        let SourcePosition { id, offset, extent, former, .. } = self.link().position.clone();
+        let is_whole = !id.is_empty() && extent == SourceExtent::Whole;
+        is_whole.then_some(Lineage { id, offset, former })
     }
 
     /// Notes the state of the link of a choice, which may be an older one.
@@ -380,6 +422,14 @@ impl Replica {
     /// `kept` stay.
     pub fn keep_applied(&self, from: u64, bytes: &[u8], kept: usize) {
         self.applied().push(from, bytes, kept);
+    }
+
+    /// Returns the bytes of the stream from an offset up to the position; `None`: they are not in memory.
+    pub fn applied_from(&self, from: u64) -> Option<Vec<u8>> {
+        let end = self.link().position.offset;
+        let bytes = self.applied().up_to(end);
+        let wanted = usize::try_from(end.checked_sub(from)?).ok()?;
+        Some(bytes[bytes.len().checked_sub(wanted)?..].to_vec())
     }
 
     /// Returns the end of the stream that this server has followed, if its data is all of the

@@ -1,0 +1,274 @@
+//! Promotions in a group of known size (`repl-group-size`): whoever takes over has all that was
+//! acknowledged, whichever server is chosen.
+
+use super::Server;
+use super::acks::{PATIENCE, ask, spawn, text};
+use super::failover::replicaof;
+use super::followers::{caught_up, count, info, run, until};
+use redis::{Connection, Value, cmd};
+use rustix::process::Signal;
+use std::time::Duration;
+
+const GROUP: &[&str] = &[
+    "--repl-ack",
+    "sync",
+    "--repl-group-size",
+    "3",
+    "--workers",
+    "2",
+    "--shards",
+    "4",
+    "--repl-ping-replica-period",
+    "1000",
+];
+
+/// A primary and two replicas, which have its first write.
+fn group() -> (Server, Server, Server) {
+    let primary = Server::start(GROUP);
+    // Their own command lines do not name it: a start finds their positions.
+    let (one, other) = (Server::start(GROUP), Server::start(GROUP));
+    let mut client = primary.client();
+    for replica in [&one, &other] {
+        replicaof(&mut replica.client(), primary.port());
+    }
+    until("writes are accepted", || ask(&mut client, &["SET", "a", "0"]) == "ok");
+    until("both replicas are there", || {
+        (0..2).all(|n| info(&mut client, &format!("slave{n}")).contains("state=online"))
+    });
+    for replica in [&one, &other] {
+        caught_up(&mut client, &mut replica.client());
+    }
+    (primary, one, other)
+}
+
+/// Writes of which each is acknowledged.
+fn write(client: &mut Connection, from: i64, to: i64) {
+    for n in from..=to {
+        assert_eq!(ask(client, &["INCR", "a"]), format!("int({n})"));
+        run(client, &["MULTI", "RPUSH l x", "HINCRBY h f 2", "EXEC", "SELECT 3"]);
+        run(client, &["SET there x", "SELECT 0"]);
+    }
+}
+
+fn has(client: &mut Connection, n: i64) {
+    until("it has what was acknowledged", || ask(client, &["GET", "a"]) == n.to_string());
+    assert_eq!(ask(client, &["LLEN", "l"]), format!("int({n})"));
+    assert_eq!(ask(client, &["HGET", "h", "f"]), (2 * n).to_string());
+}
+
+/// Lets a replica get nothing while writes are acknowledged.
+fn write_behind(replica: &Server, client: &mut Connection, from: i64, to: i64) {
+    replica.signal(Signal::STOP);
+    write(client, from, to);
+}
+
+fn refused(client: &mut Connection) {
+    let reply = ask(client, &["SET", "a", "x"]);
+    assert!(reply.starts_with("NOREPLICAS This server takes over"), "{reply}");
+    let reply = ask(client, &["GET", "a"]);
+    assert!(reply.starts_with("MASTERDOWN This server may lack"), "{reply}");
+}
+
+#[test]
+fn a_promoted_server_takes_what_another_replica_has_more() {
+    let (mut old, new, other) = group();
+    let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
+    write_behind(&new, &mut client, 1, 50);
+    old.kill();
+    new.signal(Signal::CONT);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    assert_eq!(info(&mut next, "role"), "master", "Sentinel waits for that");
+    assert_eq!(info(&mut next, "repl_group_awaited"), "1");
+    refused(&mut next);
+    assert_eq!(ask(&mut third, &["GET", "a"]), "50");
+    replicaof(&mut third, new.port());
+    has(&mut next, 50);
+    assert_eq!(info(&mut next, "repl_group_awaited"), "");
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(51)");
+    caught_up(&mut next, &mut third);
+    assert_eq!((count(&mut next, "sync_full"), count(&mut next, "sync_partial_ok")), (0, 1));
+    // The dead one comes back, with nothing that the others lack.
+    old.restart();
+    let mut client = old.client();
+    replicaof(&mut client, new.port());
+    until("it has the new value", || ask(&mut client, &["GET", "a"]) == "51");
+    assert_eq!(ask(&mut client, &["LLEN", "l"]), "int(50)");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+}
+
+#[test]
+fn a_primary_that_only_the_sentinels_do_not_reach_loses_nothing() {
+    let (old, new, other) = group();
+    let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
+    write(&mut client, 1, 10);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    // It goes on with the other replica.
+    write(&mut client, 11, 30);
+    refused(&mut next);
+    let waiting = spawn(&old, &["GET", "a"]);
+    replicaof(&mut third, new.port());
+    has(&mut next, 30);
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(31)");
+    let _ = waiting.recv_timeout(PATIENCE).expect("a reply");
+    let reply = ask(&mut client, &["SET", "a", "old"]);
+    assert!(reply.contains("NOREPLICAS"), "{reply}");
+    let reply = ask(&mut client, &["GET", "a"]);
+    assert!(reply.starts_with("MASTERDOWN"), "{reply}");
+    replicaof(&mut client, new.port());
+    until("it has the new value", || ask(&mut client, &["GET", "a"]) == "31");
+}
+
+#[test]
+fn the_former_primary_is_heard_too() {
+    let (mut old, new, other) = group();
+    let (mut client, mut next) = (old.client(), new.client());
+    write_behind(&new, &mut client, 1, 20);
+    other.signal(Signal::STOP);
+    old.kill();
+    new.signal(Signal::CONT);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    old.restart();
+    let mut client = old.client();
+    replicaof(&mut client, new.port());
+    has(&mut next, 20);
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(21)");
+    until("it has the new value", || ask(&mut client, &["GET", "a"]) == "21");
+    other.signal(Signal::CONT);
+    let mut third = other.client();
+    replicaof(&mut third, new.port());
+    until("it has the new value", || ask(&mut third, &["GET", "a"]) == "21");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+}
+
+#[test]
+fn a_promotion_waits_over_a_restart_and_can_be_taken_back() {
+    let (mut old, mut new, other) = group();
+    let (mut client, mut next) = (old.client(), new.client());
+    write_behind(&new, &mut client, 1, 20);
+    new.signal(Signal::CONT);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    new.kill();
+    new.restart();
+    let mut next = new.client();
+    assert_eq!(info(&mut next, "repl_group_awaited"), "1");
+    refused(&mut next);
+    // The old one is the primary after all.
+    replicaof(&mut next, old.port());
+    until("it follows again", || ask(&mut next, &["GET", "a"]) == "20");
+    assert_eq!(info(&mut next, "role"), "slave");
+    write(&mut client, 21, 30);
+    caught_up(&mut client, &mut next);
+    assert_eq!(count(&mut client, "sync_full"), 2, "only when they came first");
+    // It is promoted by hand, without anybody to hear.
+    other.signal(Signal::STOP);
+    old.kill();
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    refused(&mut next);
+    run(&mut next, &["CONFIG SET repl-ack none"]);
+    assert_eq!(ask(&mut next, &["INCR", "a"]), "int(31)");
+    assert!(new.log().contains("this server is a primary from now on"), "{}", new.log());
+    old.restart();
+}
+
+#[test]
+fn a_replica_of_a_later_primary_does_not_load_the_data_of_an_old_one() {
+    let (old, new, mut other) = group();
+    let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
+    write(&mut client, 1, 10);
+    old.signal(Signal::STOP);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    replicaof(&mut third, new.port());
+    has(&mut next, 10);
+    until("writes are accepted", || ask(&mut next, &["SET", "a", "10"]) == "ok");
+    write(&mut next, 11, 20);
+    old.signal(Signal::CONT);
+    // Also after a restart.
+    other.kill();
+    other.restart();
+    let mut third = other.client();
+    replicaof(&mut third, old.port());
+    until("it is refused", || {
+        info(&mut third, "master_link_down_reason").contains("it has followed a later primary")
+    });
+    run(&mut third, &["CONFIG SET replica-serve-stale-data yes"]);
+    assert_eq!(ask(&mut third, &["GET", "a"]), "20");
+    replicaof(&mut third, new.port());
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(21)");
+    until("it has the new value", || ask(&mut third, &["GET", "a"]) == "21");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+}
+
+#[test]
+fn a_server_without_the_data_of_its_group_is_not_promoted() {
+    let old = Server::start(GROUP);
+    let new = Server::start(GROUP);
+    let mut next = new.client();
+    old.signal(Signal::STOP);
+    replicaof(&mut next, old.port());
+    let reply = ask(&mut next, &["REPLICAOF", "NO", "ONE"]);
+    assert!(reply.contains("this server lacks what its group has acknowledged"), "{reply}");
+    assert_eq!(info(&mut next, "role"), "slave");
+    run(&mut next, &["CONFIG SET repl-group-size 0", "REPLICAOF NO ONE"]);
+    assert_eq!(info(&mut next, "role"), "master");
+    old.signal(Signal::CONT);
+}
+
+#[test]
+fn what_strangers_say_does_not_count() {
+    let (mut old, new, _other) = group();
+    let (mut client, mut next) = (old.client(), new.client());
+    write_behind(&new, &mut client, 1, 5);
+    old.kill();
+    new.signal(Signal::CONT);
+    let (id, end) = (info(&mut next, "master_replid"), 1_u64 << 40);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    let said = |next: &mut Connection, text: &str, rest: &[&str]| {
+        let words = [&["REPLCONF", "POSITION", text][..], rest].concat();
+        ask(next, &words)
+    };
+    for wrong in ["", "x", "x 1 - 0", "x y - 0 -", "x 1 w z -", "x 1 - 0 - -"] {
+        assert_eq!(said(&mut next, wrong, &[]), "ERR syntax error", "{wrong}");
+    }
+    let reply = said(&mut next, "another 5 - 0 -", &[]);
+    assert!(reply.contains("no stream in common"), "{reply}");
+    let reply = said(&mut next, &format!("{id} {end} - 0 -"), &[]);
+    assert!(reply.contains("SEND"), "{reply}");
+    for rest in ["", "*1\r\n$4\r\nPING\r\n", "garbage"] {
+        let reply = said(&mut next, &format!("{id} {end} - 0 -"), &["REST", rest]);
+        assert!(reply.contains("the end of the stream"), "{reply}");
+    }
+    // A question has to be answered, by a server that has nothing more.
+    let asks = said(&mut next, &format!("{id} 1 - 0 -"), &[]);
+    assert!(asks.contains("AGAIN"), "{asks}");
+    let asks = said(&mut next, &format!("{id} 1 - 0 0123456789abcdef.1"), &[]);
+    assert!(asks.contains("AGAIN"), "{asks}");
+    refused(&mut next);
+    for words in [&["PSYNC", "?", "-1"][..], &["SYNC"], &["FAILOVER"]] {
+        let reply = ask(&mut new.client(), words);
+        assert!(reply.contains("NOMASTERLINK") || reply.contains("not valid"), "{reply}");
+    }
+    let _: Value = cmd("PING").query(&mut next).expect("PING");
+}
+
+#[test]
+fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
+    let (old, new, other) = group();
+    let (mut client, mut next) = (old.client(), new.client());
+    write(&mut client, 1, 10);
+    other.signal(Signal::STOP);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    let waiting: Vec<_> = (0..8).map(|n| spawn(&old, &["SET", &format!("k{n}"), "v"])).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(waiting.iter().all(|reply| reply.try_recv().is_err()), "nobody has confirmed it");
+    replicaof(&mut client, new.port());
+    for reply in waiting {
+        let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));
+        assert!(reply.contains("not known"), "{reply}");
+    }
+    has(&mut next, 10);
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(11)");
+    let kept = ask(&mut next, &["EXISTS", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"]);
+    assert_eq!(kept, "int(8)");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+    other.signal(Signal::CONT);
+}
