@@ -3,7 +3,7 @@
 
 mod succession;
 
-pub use succession::{Comparison, Hearing, Lineage, Succession, Testimony};
+pub use succession::{Hearing, Lineage, Precedence, Succession, Testimony};
 
 use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use flagstone_storage::journal::Lsn;

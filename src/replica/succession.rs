@@ -29,9 +29,9 @@ pub struct Lineage {
     pub former: Option<FormerStream>,
 }
 
-/// Comparison of another server's data with that of this one.
+/// Precedence of another server's data with that of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum Precedence {
     /// It has nothing that this server lacks.
     Known,
     /// It has all that this server has, and the stream from here on.
@@ -70,17 +70,17 @@ impl Lineage {
     }
 
     /// Compares the data of another server.
-    pub fn compare(&self, other: &Self) -> Comparison {
+    pub fn compare(&self, other: &Self) -> Precedence {
         let (own, other) = (self.plain(), other.plain());
         if other.id == own.id {
-            return if other.offset > own.offset { Comparison::More } else { Comparison::Known };
+            return if other.offset > own.offset { Precedence::More } else { Precedence::Known };
         }
         match (other.end_of(&own.id), own.end_of(&other.id)) {
-            (Some(end), _) if own.offset <= end => Comparison::More,
-            (Some(_), _) => Comparison::Later,
+            (Some(end), _) if own.offset <= end => Precedence::More,
+            (Some(_), _) => Precedence::Later,
             // Nothing behind the end of the former stream was acknowledged.
-            (None, Some(_)) => Comparison::Known,
-            (None, None) => Comparison::Unrelated,
+            (None, Some(_)) => Precedence::Known,
+            (None, None) => Precedence::Unrelated,
         }
     }
 }
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn data_is_compared_by_the_streams_that_led_to_it() {
-        use Comparison::{Known, Later, More, Unrelated};
+        use Precedence::{Known, Later, More, Unrelated};
         let own = lineage("x", 100, Some(("w", 50)));
         for (other, expected) in [
             (lineage("x", 100, None), Known),

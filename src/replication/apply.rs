@@ -161,6 +161,13 @@ impl Applier {
         let _ = self.node.background.spawn(ending).await;
     }
 
+    /// Gives all replies up that cannot be given in the present role.
+    pub(super) async fn settle(&self) {
+        let settle = |worker: Rc<Worker>| async move { worker.settle_rounds() };
+        // A worker that has ended answers nobody.
+        let _ = self.peers.on_all(true, settle).await;
+    }
+
     /// Waits until no command is in the middle.
     pub(super) async fn rest(&self) -> Result<(), String> {
         self.on_coordinator(None, |worker| async move {

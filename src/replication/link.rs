@@ -40,6 +40,8 @@ const SYNC_FILE: &str = "replica-sync.rdb";
 pub(super) async fn run(applier: Applier, primary: Primary, epoch: u64) {
     let mut link = PrimaryLink { applier, primary, epoch, told: String::new(), is_costly: false };
     let mut pause = SECOND;
+    // Replies that wait under the former role are given up first: the stream's commands are not theirs.
+    link.applier.settle().await;
     while link.is_wanted() {
         let Err(reason) = link.follow().await;
         link.set_state(LinkState::Connect);

@@ -99,7 +99,7 @@ const OTHER: &str = "another primary was chosen";
 /// Reason of a promotion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promotion {
-    /// Somebody has decided that, who does not know what this server has.
+    /// An order that does not depend on the data of this server.
     Ordered,
     /// This server has everything, or its primary wants that.
     HasEverything,

@@ -5,7 +5,7 @@ use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
 use crate::followers::REPLICA_LEASE;
 use crate::node::Node;
-use crate::replica::{Comparison, Hearing, Lineage, Testimony};
+use crate::replica::{Hearing, Lineage, Precedence, Testimony};
 use crate::worker::Peers;
 use bytes::BytesMut;
 use flagstone_storage::encoding::{FormerStream, SourcePosition};
@@ -37,7 +37,7 @@ pub async fn hear(
     let _hearing = replica.hearing.lock().await;
     if let Some(own) = replica.lineage().filter(|_| replica.is_succeeding()) {
         match own.compare(&said.lineage) {
-            Comparison::Known => {
+            Precedence::Known => {
                 let question = said.question.as_deref();
                 match replica.with_succession(|it| it.hear(server, question, REPLICA_LEASE)) {
                     Some(Hearing::Asks(question)) => return Ok(format!("AGAIN {question}")),
@@ -46,14 +46,14 @@ pub async fn hear(
                     None => {}
                 }
             }
-            Comparison::More => {
+            Precedence::More => {
                 let Some(rest) = rest else { return Ok(format!("SEND {}", own.offset)) };
                 take(node, peers, &said.lineage, rest).await?;
                 let again = replica.with_succession(|it| it.ask_again(server));
                 return Ok(format!("AGAIN {}", again.as_deref().unwrap_or("-")));
             }
-            Comparison::Later => return Err(complain(node, server, LATER)),
-            Comparison::Unrelated => return Err(complain(node, server, UNRELATED)),
+            Precedence::Later => return Err(complain(node, server, LATER)),
+            Precedence::Unrelated => return Err(complain(node, server, UNRELATED)),
         }
     }
     let stream = node.followers.figures().unwrap_or_default();

@@ -6,7 +6,7 @@
 //! record that the coordinator has appended, applies its changes, and ends the hold.
 
 use super::turns::MANY_KEYS;
-use super::{Lock, LockKey, Shown, Worker};
+use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
 use crate::command::{Outcome, Patience, RoundError};
 use crate::scripts::ScriptKind;
@@ -151,7 +151,7 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let is_hot = |(db, key): &LockKey| partition.store.is_hot(*db, key);
         (!is_open || acquire.keys.iter().all(is_hot))
-            && self.rounds.is_stored(&Shown::stored(newest), self.is_always())
+            && self.rounds.is_stored(&self.rounds.stored(newest), self.is_always())
     }
 
     /// Loads everything that is asked for, and waits until it is stored.
@@ -198,7 +198,7 @@ impl Worker {
         }
         // Who wants the workers to rest need not wait for replicas: they may be gone for good.
         let is_rest = acquire.is_rest && self.node.followers.acks.is_active();
-        let (shown, to_disk) = (Shown::stored(round), self.is_always() && !is_rest);
+        let (shown, to_disk) = (self.rounds.stored(round), self.is_always() && !is_rest);
         self.rounds.wait(&shown, to_disk).await;
         self.rounds.any_failure(&shown, to_disk).map_or(Ok(()), Err)?;
         let mut partition = self.partition.borrow_mut();
@@ -285,7 +285,7 @@ impl Worker {
         let changed = notes.iter().filter(|note| note.what.is_change());
         let keys = changed.map(|note| (note.db, note.key[..].into())).collect();
         if !notes.is_empty() {
-            self.note_news(Shown::stored(round), apply.client, notes, Vec::new());
+            self.note_news(self.rounds.stored(round), apply.client, notes, Vec::new());
             self.commit_soon();
         }
         if apply.keep {

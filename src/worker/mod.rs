@@ -416,27 +416,32 @@ impl Worker {
     pub(crate) async fn run_settler(self: Rc<Self>, durable: Arc<Notify>) {
         loop {
             durable.notified().await;
-            if self.rounds.has_to_give_up(self.node.followers.acks.given_up()) {
-                // The open round, too.
-                self.commit();
-            }
-            let mut partition = self.partition.borrow_mut();
-            let durable = partition.observe_durable();
-            let (closed, open) = (partition.closed(), partition.store.round());
-            drop(partition);
-            if let Some(reason) = self.node.journal.failed() {
-                self.rounds.fail_all(&reason);
-            }
-            if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
-                // The data in memory may be out of date.
-                self.node.ending.request_shutdown(ShutdownRequest { now: true });
-            }
-            let away = self.node.journal.away();
-            self.node.health.set_cut_off(away.is_some());
-            let overdue = || self.node.followers.acks.is_overdue().then(rounds::unconfirmed);
-            self.rounds.set_away(away.as_ref().map(rounds::unknown).or_else(overdue));
-            self.advance(closed, durable, open);
+            self.settle_rounds();
         }
+    }
+
+    /// Gives the replies that have an outcome now: records are durable, or replies are given up.
+    pub(crate) fn settle_rounds(&self) {
+        if self.rounds.has_to_give_up(self.node.followers.acks.given_up()) {
+            // The open round, too.
+            self.commit();
+        }
+        let mut partition = self.partition.borrow_mut();
+        let durable = partition.observe_durable();
+        let (closed, open) = (partition.closed(), partition.store.round());
+        drop(partition);
+        if let Some(reason) = self.node.journal.failed() {
+            self.rounds.fail_all(&reason);
+        }
+        if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
+            // The data in memory may be out of date.
+            self.node.ending.request_shutdown(ShutdownRequest { now: true });
+        }
+        let away = self.node.journal.away();
+        self.node.health.set_cut_off(away.is_some());
+        let overdue = || self.node.followers.acks.is_overdue().then(rounds::unconfirmed);
+        self.rounds.set_away(away.as_ref().map(rounds::unknown).or_else(overdue));
+        self.advance(closed, durable, open);
     }
 
     /// Returns the rounds that show the record at `lsn`, which is in the journal: its number is
@@ -447,7 +452,7 @@ impl Worker {
         let round = partition.store.stored_round();
         drop(partition);
         self.commit_soon();
-        Shown::stored(round)
+        self.rounds.stored(round)
     }
 
     /// Waits until replies may be sent: until the rounds that they show are in the journal, in the

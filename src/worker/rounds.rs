@@ -61,20 +61,14 @@ impl Fate {
 pub(crate) struct Shown {
     /// Greatest round; 0 if none has to be waited for.
     round: u64,
+    /// How often rounds had been given up when the first one was seen.
+    era: u64,
     /// Outcomes of the rounds that were open when they were seen; the others are closed, and did
     /// not fail.
     fates: SmallVec<[Rc<Fate>; 1]>,
 }
 
 impl Shown {
-    /// Returns the rounds of changes that are in the journal already, but may not be durable; see
-    /// [`Store::stored_round`].
-    ///
-    /// [`Store::stored_round`]: flagstone_storage::Store::stored_round
-    pub(crate) fn stored(round: u64) -> Self {
-        Self { round, ..Self::default() }
-    }
-
     /// Returns the greatest round; 0 if all that is shown was stored long ago.
     pub(crate) fn round(&self) -> u64 {
         self.round
@@ -82,6 +76,11 @@ impl Shown {
 
     /// Adds the rounds that other replies show.
     pub(crate) fn add(&mut self, other: Self) {
+        self.era = match (self.round, other.round) {
+            (_, 0) => self.era,
+            (0, _) => other.era,
+            _ => self.era.min(other.era),
+        };
         self.round = self.round.max(other.round);
         self.fates.extend(other.fates);
     }
@@ -130,6 +129,9 @@ impl Rounds {
     #[inline]
     pub(crate) fn see(&self, round: u64, shown: &mut Shown) {
         if round > shown.round {
+            if shown.round == 0 {
+                shown.era = self.give_ups.get();
+            }
             shown.round = round;
             let fate = self.fate.borrow();
             debug_assert!(round <= fate.round, "a round was seen that is not open yet");
@@ -137,6 +139,14 @@ impl Rounds {
                 shown.fates.push(Rc::clone(&fate));
             }
         }
+    }
+
+    /// Returns the rounds of changes that are in the journal already, but may not be durable; see
+    /// [`Store::stored_round`].
+    ///
+    /// [`Store::stored_round`]: flagstone_storage::Store::stored_round
+    pub(crate) fn stored(&self, round: u64) -> Shown {
+        Shown { round, era: self.give_ups.get(), ..Shown::default() }
     }
 
     /// Returns the rounds that a command shows which has just seen `round`.
@@ -178,7 +188,7 @@ impl Rounds {
 
     /// Gives up the rounds up to `to` that are not durable, as this server has become a replica:
     /// whether its primary has them is not known. `count`: how often that has happened. They may
-    /// become durable here later all the same.
+    /// become durable here later all the same: who sees them from now on sees the data of a replica.
     pub(crate) fn give_up(&self, count: u64, to: u64) {
         if self.give_ups.replace(count) == count {
             return;
@@ -226,18 +236,18 @@ impl Rounds {
     /// Returns true if the outcome of all rounds that replies show is known: stored, failed, or
     /// unknowable.
     pub(crate) fn is_known(&self, shown: &Shown, to_disk: bool) -> bool {
-        self.outcome(shown.round, to_disk).is_some()
+        self.outcome(shown, shown.round, to_disk).is_some()
     }
 
     /// Returns true if all rounds that are shown are stored or have failed: a store or replicas that do
     /// not answer for now do not count.
     pub(crate) fn is_final(&self, shown: &Shown, to_disk: bool) -> bool {
-        self.final_outcome(shown.round, to_disk).is_some()
+        self.final_outcome(shown, shown.round, to_disk).is_some()
     }
 
     /// Returns true if all rounds that replies show are stored.
     pub(crate) fn is_stored(&self, shown: &Shown, to_disk: bool) -> bool {
-        matches!(self.outcome(shown.round, to_disk), Some(Ok(())))
+        matches!(self.outcome(shown, shown.round, to_disk), Some(Ok(())))
             && shown.fates.iter().all(|fate| fate.error.get().is_none())
     }
 
@@ -245,29 +255,34 @@ impl Rounds {
     /// known.
     pub(crate) fn failure(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<RoundError> {
         let failed = shown.failure(round).cloned();
-        failed.or_else(|| self.outcome(round, to_disk)?.err())
+        failed.or_else(|| self.outcome(shown, round, to_disk)?.err())
     }
 
     /// Returns the error of any of these replies.
     pub(crate) fn any_failure(&self, shown: &Shown, to_disk: bool) -> Option<RoundError> {
         let failed = shown.fates.iter().find_map(|fate| fate.error.get().cloned());
-        failed.or_else(|| self.outcome(shown.round, to_disk)?.err())
+        failed.or_else(|| self.outcome(shown, shown.round, to_disk)?.err())
     }
 
     /// Returns the outcome of the records of all rounds up to this one; `None` if they are not
     /// stored yet.
-    fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+    fn outcome(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
         let away = || {
             let waits = to_disk && round <= self.closed.get();
             self.away.borrow().clone().filter(|_| waits).map(Err)
         };
-        self.final_outcome(round, to_disk).or_else(away)
+        self.final_outcome(shown, round, to_disk).or_else(away)
     }
 
     /// Returns the outcome if it cannot change any more.
-    fn final_outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+    fn final_outcome(
+        &self,
+        shown: &Shown,
+        round: u64,
+        to_disk: bool,
+    ) -> Option<Result<(), RoundError>> {
         let (from, to) = self.given_up.get();
-        if round >= from && round <= to && round != 0 {
+        if shown.era < self.give_ups.get() && round >= from && round <= to && round != 0 {
             return Some(Err(unconfirmed()));
         }
         if round <= if to_disk { self.durable.get() } else { self.closed.get() } {

@@ -223,6 +223,12 @@ fn rounds_that_are_given_up_are_not_known_even_once_they_are_durable() {
         assert_eq!(world.answer(&open, last, to_disk), Some(false), "it may be an older write");
         assert_eq!(world.answer(&stored, stored.round(), to_disk), Some(true));
         assert!(!world.rounds.is_stored(&waits, to_disk));
+        // A replica shows its data as it is.
+        let now = world.rounds.stored(first);
+        assert_eq!(world.answer(&now, first, to_disk), Some(true));
+        let mut both = now;
+        both.add(waits.clone());
+        assert_eq!(world.answer(&both, first, to_disk), Some(false));
     }
     let later = world.rounds.seen(world.open);
     world.close(false);

@@ -1,6 +1,6 @@
 //! The worker's side of commands that iterate over the whole keyspace.
 
-use super::{Blocked, Shown, Worker};
+use super::{Blocked, Worker};
 use crate::command::{OwnedCommand, Request, RoundError, registry};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use flagstone_wire::resp::OwnedArgs;
@@ -14,7 +14,7 @@ impl Worker {
         self.commit();
         // If the round has failed, its changes are discarded, and not scanned.
         let closed = self.partition.borrow().closed();
-        self.wait_shown(&Shown::stored(closed)).await
+        self.wait_shown(&self.rounds.stored(closed)).await
     }
 
     /// Returns about `limit` keys of a database in one of this worker's shards, from a cursor on.

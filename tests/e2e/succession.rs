@@ -257,7 +257,9 @@ fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
     write(&mut client, 1, 10);
     other.signal(Signal::STOP);
     run(&mut next, &["REPLICAOF NO ONE"]);
-    let waiting: Vec<_> = (0..8).map(|n| spawn(&old, &["SET", &format!("k{n}"), "v"])).collect();
+    let mut waiting: Vec<_> =
+        (0..8).map(|n| spawn(&old, &["SET", &format!("k{n}"), "v"])).collect();
+    waiting.push(spawn(&old, &["EVAL", "return redis.call('incr', KEYS[1])", "1", "a"]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(waiting.iter().all(|reply| reply.try_recv().is_err()), "nobody has confirmed it");
     replicaof(&mut client, new.port());
@@ -265,8 +267,14 @@ fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
         let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));
         assert!(reply.contains("not known"), "{reply}");
     }
-    has(&mut next, 10);
-    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(11)");
+    until("it has the last write", || ask(&mut next, &["GET", "a"]) == "11");
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(12)");
+    // The former primary goes on with what nobody had confirmed.
+    until("it has the new value", || ask(&mut client, &["GET", "a"]) == "12");
+    assert_eq!(ask(&mut client, &["GET", "k0"]), "v");
+    run(&mut next, &["APPEND k1 x", "MSET k2 w k3 w"]);
+    until("it has the new values", || ask(&mut client, &["GET", "k3"]) == "w");
+    assert_eq!(ask(&mut client, &["GET", "k1"]), "vx");
     let kept = ask(&mut next, &["EXISTS", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"]);
     assert_eq!(kept, "int(8)");
     assert_eq!(count(&mut next, "sync_full"), 0);
