@@ -76,7 +76,10 @@ fn a_promoted_server_takes_what_another_replica_has_more() {
     write_behind(&new, &mut client, 1, 50);
     old.kill();
     new.signal(Signal::CONT);
+    let position = ["master_replid", "master_repl_offset"].map(|field| info(&mut next, field));
     run(&mut next, &["REPLICAOF NO ONE"]);
+    let kept = ["master_replid", "master_repl_offset"].map(|field| info(&mut next, field));
+    assert_eq!(kept, position);
     assert_eq!(info(&mut next, "role"), "master", "Sentinel waits for that");
     assert_eq!(info(&mut next, "repl_group_awaited"), "1");
     refused(&mut next);

@@ -32,7 +32,10 @@ fn role(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let link = replica.link();
     let Some(primary) = &link.primary else {
         let former = link.former.as_ref().map_or(0, |former| former.offset);
-        let offset = cx.node.followers.figures().map_or(former, |stream| stream.end);
+        let offset = match replica.is_succeeding() {
+            true => link.position.offset,
+            false => cx.node.followers.figures().map_or(former, |stream| stream.end),
+        };
         cx.out.array(3);
         cx.out.bulk_str("master");
         cx.out.int(offset.cast_signed());

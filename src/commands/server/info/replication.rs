@@ -19,7 +19,8 @@ impl Page<'_> {
         }
         let settings = self.worker.settings();
         self.followers(&settings);
-        let following = link.primary.is_some();
+        // It keeps its position while it hears other replicas.
+        let following = replica.is_following();
         let stream_id = String::from_utf8_lossy(&link.position.id).into_owned();
         let id = if following && !stream_id.is_empty() { stream_id } else { link.own_id };
         let stream = self.node.followers.figures();
