@@ -13,8 +13,8 @@ use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket, SocketSets, addresses};
 use crate::log;
 use crate::node::{
-    Budget, Checkpoints, ListenChange, Node, NodeParts, ShutdownRequest, StoredState, Surroundings,
-    sync_mode,
+    Budget, Checkpoints, ListenChange, Node, NodeParts, PauseReason, ShutdownRequest, StoredState,
+    Surroundings, sync_mode,
 };
 use crate::open_files;
 use crate::replication::{self, primary};
@@ -287,11 +287,9 @@ fn serve(
     background.spawn(serve_changes(listening, node.clone(), peers.clone()));
     background.spawn(run_periodically(node.clone()));
     background.spawn(primary::run_feeder(node.clone(), peers.clone()));
-    let request = background.block_on(wait_for_stop(&node, &mut stops));
-    background.block_on(see_off(&node, &peers, request, &mut stops));
+    // Long-running scripts see its end, whatever asked for it.
+    let request = background.block_on(wait_for_stop(&node, &peers, &mut stops));
     supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
-    // Long-running scripts see the request, whatever asked for it.
-    node.ending.request_shutdown(request);
     http.iter().for_each(HttpPort::end);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
@@ -375,30 +373,31 @@ async fn serve_reloads(node: Arc<Node>) {
     }
 }
 
-/// Waits for SIGTERM, SIGINT, SIGQUIT or SHUTDOWN.
-async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
-    let mut requested = node.ending.shutdown.subscribe();
-    tokio::select! {
-        signal = stops.wait() => {
-            tracing::info!("{signal}: shutting down");
-            ShutdownRequest { now: false }
+/// Waits for SIGTERM, SIGINT, SIGQUIT or SHUTDOWN, then for the replicas, unless SHUTDOWN NOW or a
+/// signal insists on the end. SHUTDOWN ABORT takes a stop back that waits.
+async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> ShutdownRequest {
+    loop {
+        let stop = tokio::select! {
+            signal = stops.wait() => {
+                tracing::info!("{signal}: shutting down");
+                node.ending.ask(ShutdownRequest { now: false })
+            }
+            stop = node.ending.asked() => {
+                // The source of the request is in the log already.
+                tracing::info!("shutting down");
+                stop
+            }
+        };
+        tokio::select! {
+            () = primary::see_off(node, peers) => {}
+            () = stops.insisted() => {}
+            () = node.ending.insisted(stop) => {}
         }
-        asked = requested.wait_for(Option::is_some) => {
-            // The source of the request is in the log already.
-            tracing::info!("shutting down");
-            asked.ok().and_then(|request| *request).unwrap_or(ShutdownRequest { now: false })
+        if let Some(request) = node.ending.begin(stop) {
+            return request;
         }
-    }
-}
-
-/// Waits for the replicas, unless SHUTDOWN NOW or a signal insists on the end.
-async fn see_off(node: &Node, peers: &Peers, request: ShutdownRequest, stops: &mut Stops) {
-    if request.now {
-        return;
-    }
-    tokio::select! {
-        () = primary::see_off(node, peers) => {}
-        () = stops.insisted() => {}
+        stops.forget().await;
+        node.pauses.release_writes(PauseReason::Shutdown);
     }
 }
 

@@ -71,16 +71,19 @@ impl Stops {
         }
     }
 
+    /// Forgets the signals that have come.
+    pub async fn forget(&mut self) {
+        for signal in self.0.iter_mut().flatten() {
+            let _ = tokio::time::timeout(Duration::ZERO, signal.recv()).await;
+        }
+    }
+
     /// Waits, during the shutdown, for a SIGINT that demands an immediate end: as in Redis, the
     /// second one. Logs the other signals, because the server is stopping already.
     pub async fn insisted(&mut self) {
         tokio::time::sleep(SAME).await;
-        if let Some(signals) = &mut self.0 {
-            // Signals that came meanwhile are duplicates of the first.
-            for signal in signals {
-                let _ = tokio::time::timeout(Duration::ZERO, signal.recv()).await;
-            }
-        }
+        // Duplicates of the first.
+        self.forget().await;
         loop {
             match self.wait().await {
                 "SIGINT" => return,

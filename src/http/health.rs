@@ -43,7 +43,7 @@ pub(super) fn reasons(site: &Site) -> Vec<String> {
 
 fn refused(node: &Node, settings: &Settings) -> Vec<String> {
     let mut reasons = Vec::new();
-    if node.ending.is_ending() {
+    if node.ending.is_asked() {
         reasons.push("the server is shutting down".to_owned());
     }
     if let Some(why) = node.journal.failed() {

@@ -20,6 +20,19 @@ impl Drop for UnderWay {
     }
 }
 
+/// A stop on its way from the wish to the end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stopping {
+    /// The wish, which may be taken back until the end begins.
+    wish: Option<ShutdownRequest>,
+    /// True if the end has begun.
+    ends: bool,
+    /// Time until which the stop waits for replicas, ms since the Unix epoch, if it does.
+    until_ms: Option<u64>,
+    /// Number of stops that were taken back.
+    aborted: u64,
+}
+
 /// State of a node's shutdown.
 pub struct Ending {
     workers: usize,
@@ -27,7 +40,7 @@ pub struct Ending {
     coordinators: Arc<AtomicUsize>,
     /// Number of workers whose connections have ended.
     quiet_workers: AtomicUsize,
-    pub(crate) shutdown: watch::Sender<Option<ShutdownRequest>>,
+    stopping: watch::Sender<Stopping>,
 }
 
 impl Ending {
@@ -37,7 +50,7 @@ impl Ending {
             workers,
             coordinators: Arc::default(),
             quiet_workers: AtomicUsize::new(0),
-            shutdown: watch::channel(None).0,
+            stopping: watch::channel(Stopping::default()).0,
         }
     }
 
@@ -58,13 +71,92 @@ impl Ending {
             && self.coordinators.load(Ordering::SeqCst) == 0
     }
 
-    /// Begins the shutdown of the whole node.
-    pub fn request_shutdown(&self, request: ShutdownRequest) {
-        self.shutdown.send_replace(Some(request));
+    /// Asks for the end of the node, which may wait for replicas, and returns the number of the stop.
+    /// One that is asked for already may become an immediate one.
+    pub fn ask(&self, request: ShutdownRequest) -> u64 {
+        let mut number = 0;
+        self.stopping.send_modify(|stopping| {
+            let now = request.now || stopping.wish.is_some_and(|wish| wish.now);
+            stopping.wish = Some(ShutdownRequest { now });
+            number = stopping.aborted;
+        });
+        number
+    }
+
+    /// Takes a stop back. Returns false if there is none, or the end has begun.
+    pub fn abort(&self) -> bool {
+        self.stopping.send_if_modified(|stopping| {
+            let waits = stopping.wish.is_some() && !stopping.ends;
+            if waits {
+                let aborted = stopping.aborted + 1;
+                *stopping = Stopping { aborted, ..Stopping::default() };
+            }
+            waits
+        })
+    }
+
+    /// Begins the end of the node, which nobody can take back.
+    pub fn end(&self, request: ShutdownRequest) {
+        self.stopping.send_modify(|stopping| {
+            stopping.wish = Some(request);
+            stopping.ends = true;
+        });
+    }
+
+    /// Begins the end that was asked for; `None` if that was taken back.
+    pub(crate) fn begin(&self, stop: u64) -> Option<ShutdownRequest> {
+        let mut wish = None;
+        self.stopping.send_if_modified(|stopping| {
+            wish = stopping.wish.filter(|_| stopping.aborted == stop);
+            stopping.ends |= wish.is_some();
+            wish.is_some()
+        });
+        wish
+    }
+
+    /// Notes that the stop waits for replicas, until a time in ms since the Unix epoch.
+    pub(crate) fn waits_until(&self, until_ms: u64) {
+        self.stopping.send_modify(|stopping| {
+            stopping.until_ms = stopping.wish.map(|_| until_ms);
+        });
+    }
+
+    /// Returns the time until which a stop waits for replicas, if one does.
+    pub fn waiting_until(&self) -> Option<u64> {
+        let stopping = self.stopping.borrow();
+        stopping.until_ms.filter(|_| !stopping.ends)
+    }
+
+    /// Waits until somebody asks for the end, and returns the number of the stop.
+    pub(crate) async fn asked(&self) -> u64 {
+        self.reached(|stopping| stopping.wish.is_some()).await
+    }
+
+    /// Waits until a stop must not wait any longer, or was taken back.
+    pub(crate) async fn insisted(&self, stop: u64) {
+        let insists = |stopping: &Stopping| stopping.wish.is_none_or(|wish| wish.now);
+        self.reached(|now| now.ends || now.aborted != stop || insists(now)).await;
+    }
+
+    /// Waits until a stop was taken back.
+    pub(crate) async fn aborted(&self, stop: u64) {
+        self.reached(|stopping| stopping.aborted != stop).await;
+    }
+
+    /// Waits for a state, and returns the number of its stop.
+    async fn reached(&self, is_so: impl Fn(&Stopping) -> bool) -> u64 {
+        let mut watching = self.stopping.subscribe();
+        // It has a sender as long as this is there.
+        watching.wait_for(is_so).await.map_or(0, |stopping| stopping.aborted)
+    }
+
+    /// Returns true if the node is being shut down, or a stop waits for replicas.
+    pub fn is_asked(&self) -> bool {
+        self.stopping.borrow().wish.is_some()
     }
 
     /// Returns true if the node is being shut down.
     pub fn is_ending(&self) -> bool {
-        self.shutdown.borrow().is_some()
+        self.stopping.borrow().ends
     }
 }

@@ -28,7 +28,7 @@ pub use histogram::{Histogram, Times};
 pub use listeners::ChangeListeners;
 pub use pace::Pace;
 pub use parts::{Access, Broadcast, Code, Figures, Ports, Pressure};
-pub use pauses::{ClientPause, Pauses};
+pub use pauses::{ClientPause, PauseReason, Pauses};
 pub use squeeze::Squeeze;
 pub use start::StartFacts;
 pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, WorkerStats};

@@ -1,7 +1,7 @@
 //! CLIENT PAUSE: the pause of a node, which delays commands and stops active expiry.
 
 use flagstone_storage::clock::Clock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -9,9 +9,37 @@ use tokio::sync::Notify;
 /// Time in ms after which a command that waits looks at the pause again.
 const LOOK_MS: u64 = 60_000;
 
+/// Reason of a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PauseReason {
+    /// CLIENT PAUSE.
+    #[default]
+    Client,
+    /// A stop that waits for replicas.
+    Shutdown,
+    /// A failover that waits for its replica.
+    Failover,
+}
+
+impl PauseReason {
+    /// Returns the name that INFO shows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client_pause",
+            Self::Shutdown => "shutdown_in_progress",
+            Self::Failover => "failover_in_progress",
+        }
+    }
+
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
 /// A pause of commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientPause {
+    pub reason: PauseReason,
     /// End of the pause in ms since the Unix epoch; 0 if clients are not paused.
     pub until_ms: u64,
     /// True if only commands that may write wait.
@@ -24,8 +52,8 @@ pub struct Pauses {
     /// True if `pause` may be in force, so that one load usually shows that there is none.
     paused: AtomicBool,
     pause: Mutex<ClientPause>,
-    /// True while writes wait for a failover.
-    holds_writes: AtomicBool,
+    /// Bits of the reasons for which writes wait, beside the pause of clients.
+    holds: AtomicU8,
     unpaused: Notify,
     /// Number of transactions whose commands on the server run: a pause may be among them.
     transactions: AtomicUsize,
@@ -47,7 +75,7 @@ impl Pauses {
             clock,
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
-            holds_writes: AtomicBool::new(false),
+            holds: AtomicU8::new(0),
             unpaused: Notify::new(),
             transactions: AtomicUsize::new(0),
         }
@@ -67,16 +95,24 @@ impl Pauses {
     /// Returns the pause that is in force, if any.
     pub fn now(&self) -> Option<ClientPause> {
         let of_clients = self.of_clients();
-        if !self.holds_writes.load(Ordering::Relaxed) {
+        let holds = self.holds.load(Ordering::Relaxed);
+        if holds == 0 || of_clients.is_some_and(|pause| !pause.writes_only) {
             return of_clients;
         }
-        let writes_only = of_clients.is_none_or(|pause| pause.writes_only);
-        Some(ClientPause { until_ms: i64::MAX.cast_unsigned(), writes_only })
+        let is_stop = holds & PauseReason::Shutdown.bit() != 0;
+        let reason = if is_stop { PauseReason::Shutdown } else { PauseReason::Failover };
+        Some(ClientPause { reason, until_ms: i64::MAX.cast_unsigned(), writes_only: true })
     }
 
-    /// Makes commands that may write wait, or go on: for a failover, beside the pause of clients.
-    pub fn hold_writes(&self, held: bool) {
-        self.holds_writes.store(held, Ordering::SeqCst);
+    /// Makes commands that may write wait for a reason, beside the pause of clients.
+    pub fn hold_writes(&self, reason: PauseReason) {
+        self.holds.fetch_or(reason.bit(), Ordering::SeqCst);
+        self.unpaused.notify_waiters();
+    }
+
+    /// Ends [`hold_writes`](Self::hold_writes) for this reason.
+    pub fn release_writes(&self, reason: PauseReason) {
+        self.holds.fetch_and(!reason.bit(), Ordering::SeqCst);
         self.unpaused.notify_waiters();
     }
 

@@ -5,7 +5,7 @@ use super::apply::Applier;
 use super::{Promotion, primary, start_as_replica};
 use crate::config::ReplAck;
 use crate::followers::{FailoverStep, FailoverWish, Follower, RecordPosition};
-use crate::node::Node;
+use crate::node::{Node, PauseReason};
 use crate::replica::Primary;
 use crate::worker::Peers;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const ASK: Duration = Duration::from_millis(500);
 /// Begins a failover. Returns false if there is one.
 pub fn begin(node: &Arc<Node>, peers: &Arc<Peers>, wish: FailoverWish) -> bool {
     let Some(number) = node.followers.failover.begin() else { return false };
-    node.pauses.hold_writes(true);
+    node.pauses.hold_writes(PauseReason::Failover);
     let (node, peers) = (node.clone(), peers.clone());
     node.background.clone().spawn(async move {
         if let Err(reason) = carry_out(&node, &peers, number, &wish).await {
@@ -58,7 +58,7 @@ pub(super) async fn give_up(node: &Arc<Node>, peers: &Arc<Peers>, number: u64, r
     let steps = [FailoverStep::WaitsForSync, FailoverStep::InProgress];
     if steps.into_iter().any(|step| failover.go(number, step, FailoverStep::None)) {
         tracing::warn!(reason, "the failover has ended: this server does not give its role away");
-        node.pauses.hold_writes(false);
+        node.pauses.release_writes(PauseReason::Failover);
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) async fn give_up(node: &Arc<Node>, peers: &Arc<Peers>, number: u64, r
 pub(super) fn succeeded(node: &Node, number: u64) {
     if node.followers.failover.go(number, FailoverStep::InProgress, FailoverStep::None) {
         tracing::info!("the failover is done: this server is a replica");
-        node.pauses.hold_writes(false);
+        node.pauses.release_writes(PauseReason::Failover);
     }
 }
 

@@ -435,7 +435,7 @@ impl Worker {
         }
         if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
             // The data in memory may be out of date.
-            self.node.ending.request_shutdown(ShutdownRequest { now: true });
+            self.node.ending.end(ShutdownRequest { now: true });
         }
         let away = self.node.journal.away();
         self.node.health.set_cut_off(away.is_some());

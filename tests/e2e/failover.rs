@@ -6,6 +6,8 @@ use super::followers::{
 };
 use redis::{Commands, Connection, Value, cmd};
 use rustix::process::Signal;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 pub(super) fn replicaof(client: &mut Connection, port: u16) {
@@ -264,6 +266,67 @@ fn a_stop_waits_until_replicas_have_everything() {
     primary.stop();
     assert!(primary.log().contains("replicas lack the last writes"), "{}", primary.log());
     replica.signal(Signal::CONT);
+}
+
+/// Returns a field of all of INFO, if it is there.
+fn field(client: &mut Connection, name: &str) -> Option<String> {
+    let all: String = cmd("INFO").query(client).expect("INFO");
+    let found = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.map(str::to_owned)
+}
+
+#[test]
+fn a_stop_that_waits_for_replicas_can_be_aborted() {
+    let mut primary = Server::start(&["--appendfsync", "always", "--shutdown-timeout", "3600"]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    caught_up(&mut client, &mut other);
+    let none = error(&mut client, &["SHUTDOWN", "ABORT"]);
+    assert!(none.ends_with("No shutdown in progress."), "{none}");
+    replica.signal(Signal::STOP);
+    run(&mut client, &["SET k 1"]);
+    let ask = |line: &str| {
+        let mut socket = primary.socket();
+        socket.write_all(format!("{line}\r\n").as_bytes()).expect("sent");
+        BufReader::new(socket)
+    };
+    let mut stops = [ask("SHUTDOWN"), ask("shutdown nosave force")];
+    until("both wait", || {
+        field(&mut client, "blocked_clients").as_deref() == Some("2")
+            && field(&mut client, "shutdown_in_milliseconds").is_some()
+    });
+    let left = field(&mut client, "shutdown_in_milliseconds").expect("it waits");
+    assert!((1..=3_600_000).contains(&left.parse::<u64>().expect("ms")), "{left}");
+    for (name, value) in [("paused_reason", "shutdown_in_progress"), ("paused_actions", "write")] {
+        assert_eq!(field(&mut client, name).as_deref(), Some(value));
+    }
+    let mut held = ask("SET k 2");
+    until("it is held", || field(&mut client, "blocked_clients").as_deref() == Some("3"));
+    run(&mut client, &["SHUTDOWN ABORT"]);
+    let line = |socket: &mut BufReader<TcpStream>| {
+        let mut line = String::new();
+        socket.read_line(&mut line).expect("a reply");
+        line
+    };
+    for stop in &mut stops {
+        assert_eq!(line(stop), "-ERR Errors trying to SHUTDOWN. Check logs.\r\n");
+    }
+    assert_eq!(line(&mut held), "+OK\r\n");
+    for (name, value) in [("paused_reason", Some("none")), ("shutdown_in_milliseconds", None)] {
+        assert_eq!(field(&mut client, name).as_deref(), value);
+    }
+    // A stop by a signal, too; then one that insists.
+    primary.signal(Signal::TERM);
+    until("it waits", || field(&mut client, "shutdown_in_milliseconds").is_some());
+    run(&mut client, &["SHUTDOWN ABORT", "INCR k"]);
+    let mut stop = ask("SHUTDOWN");
+    until("it waits", || field(&mut client, "shutdown_in_milliseconds").is_some());
+    let _now = ask("SHUTDOWN NOW");
+    assert_eq!(line(&mut stop), "", "the connection ends with the server");
+    primary.stop();
+    replica.signal(Signal::CONT);
+    primary.restart();
+    assert_eq!(primary.client().get::<_, i64>("k").expect("k"), 3);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::tracking;
 use crate::acl::Account;
 use crate::clients::{Cancel, Client, ClientState};
 use crate::commands::{Handler, Spec};
-use crate::node::{ClientPause, Node};
+use crate::node::{ClientPause, Node, PauseReason};
 use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
@@ -327,9 +327,13 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         return Err("ERR timeout is out of range".into());
     }
     // A pause that is in force is neither shortened nor loosened.
-    let held =
-        cx.node.pauses.of_clients().unwrap_or(ClientPause { until_ms: 0, writes_only: true });
+    let held = cx
+        .node
+        .pauses
+        .of_clients()
+        .unwrap_or(ClientPause { writes_only: true, ..ClientPause::default() });
     cx.node.pauses.set(ClientPause {
+        reason: PauseReason::Client,
         until_ms: until_ms.max(held.until_ms),
         writes_only: writes_only && held.writes_only,
     });

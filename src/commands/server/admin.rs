@@ -2,7 +2,7 @@
 
 use crate::blocking::{DEMOTED, UNBLOCKED};
 use crate::checkpoints::take_new;
-use crate::clients::{Cancel, Ended, Turn};
+use crate::clients::{Cancel, ClientState, Ended, Turn};
 use crate::commands::{Handler, Spec};
 use crate::node::{Node, ShutdownRequest};
 use crate::replication::primary;
@@ -23,6 +23,8 @@ const POLL: Duration = Duration::from_millis(1);
 
 /// Interval at which acknowledgements are counted even if none has come.
 const RECOUNT: Duration = Duration::from_millis(100);
+
+const NOT_STOPPED: &str = "ERR Errors trying to SHUTDOWN. Check logs.";
 
 const MUST_BE_POSITIVE: &str = "ERR value is out of range, must be positive";
 
@@ -190,7 +192,7 @@ async fn wait_durable(node: &Node, end: Lsn) {
 }
 
 /// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: every answered write is stored anyway; SAVE
-/// takes a checkpoint first.
+/// takes a checkpoint first. ABORT takes a stop back that still waits for replicas.
 fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let given: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_ascii_lowercase).collect();
@@ -204,18 +206,28 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err(error::SYNTAX.into());
         }
         if has(b"abort") {
-            return Err("ERR No shutdown in progress.".into());
+            if !cx.node.ending.abort() {
+                return Err("ERR No shutdown in progress.".into());
+            }
+            tracing::info!(client = %cx.session.client.addr, "Shutdown manually aborted");
+            cx.out.ok();
+            return Ok(());
         }
         if let Some(kind) = cx.node.code.scripts.running.busy().filter(|_| !has(b"nosave")) {
             return Err(kind.busy_text().into());
         }
         if has(b"save") && take_new(cx.node).await.is_err() {
-            return Err("ERR Errors trying to SHUTDOWN. Check logs.".into());
+            return Err(NOT_STOPPED.into());
         }
         tracing::info!(client = %cx.session.client.addr, "SHUTDOWN by a client");
-        cx.node.ending.request_shutdown(ShutdownRequest { now: has(b"now") });
-        // The connection ends with the server.
-        pending().await
+        let stop = cx.node.ending.ask(ShutdownRequest { now: has(b"now") });
+        let client = cx.session.client.clone();
+        client.set(ClientState::BLOCKED, true);
+        // Else the connection ends with the server.
+        cx.node.ending.aborted(stop).await;
+        client.seen_at(cx.node.clock.now_ms());
+        client.set(ClientState::BLOCKED, false);
+        Err(NOT_STOPPED.into())
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::feeder::ask_for_acknowledgements;
 use crate::followers::{Follower, FollowerState};
-use crate::node::Node;
+use crate::node::{Node, PauseReason};
 use crate::worker::Peers;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,16 @@ fn behind(node: &Node) -> Vec<Arc<Follower>> {
     all
 }
 
-/// Holds writes until all replicas that follow have everything, or `shutdown-timeout` is over.
+/// Holds writes until all replicas that follow have everything, or `shutdown-timeout` is over. Writes
+/// stay held.
 pub(crate) async fn see_off(node: &Node, peers: &Peers) {
     if !node.followers.has_online() {
         return;
     }
     let limit = Duration::from_secs(node.config.settings().shutdown_timeout_seconds);
     let begun = Instant::now();
-    node.pauses.hold_writes(true);
+    node.ending.waits_until(node.clock.now_ms().saturating_add(limit.as_millis() as u64));
+    node.pauses.hold_writes(PauseReason::Shutdown);
     // Commands that were admitted end first.
     sleep(POLL).await;
     let mut asked = None::<Instant>;

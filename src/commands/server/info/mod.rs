@@ -234,6 +234,10 @@ impl Page<'_> {
             ("io_threads_active", &0),
             ("availability_zone", &settings.availability_zone),
         ]);
+        if let Some(until_ms) = self.node.ending.waiting_until() {
+            let left = until_ms.saturating_sub(self.node.clock.now_ms());
+            self.field("shutdown_in_milliseconds", left);
+        }
         for (n, listener) in listeners(&settings).iter().enumerate() {
             self.field(&format!("listener{n}"), listener);
         }
@@ -247,13 +251,11 @@ impl Page<'_> {
             clients.iter().map(|c| c.watched.load(Ordering::Relaxed).into()).collect();
         let input = clients.iter().map(|c| c.query_bytes.load(Ordering::Relaxed)).max();
         let pause = self.node.pauses.now();
-        let is_asked_for = self.node.pauses.of_clients().is_some();
         let (reason, actions, left) = match pause {
             None => ("none", "none", 0),
             Some(pause) => {
-                let reason = if is_asked_for { "client_pause" } else { "failover_in_progress" };
                 let left = pause.until_ms.saturating_sub(self.node.clock.now_ms());
-                (reason, if pause.writes_only { "write" } else { "all" }, left)
+                (pause.reason.name(), if pause.writes_only { "write" } else { "all" }, left)
             }
         };
         self.fields(&[
