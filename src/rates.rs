@@ -51,6 +51,11 @@ impl Rates {
         }
     }
 
+    /// Forgets all samples (CONFIG RESETSTAT).
+    pub fn reset(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+    }
+
     /// Returns the numbers per second.
     pub fn per_second(&self) -> [u64; RATES] {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ pub struct SaveStats {
     pub last_save_ms: u64,
     pub last_ok: bool,
     pub last_took: Option<Duration>,
-    /// Number of checkpoints since the start.
+    /// Number of checkpoints since the start, or since CONFIG RESETSTAT.
     pub saves: u64,
     /// Number of changes to the data when the last successful checkpoint began.
     pub changes: u64,
@@ -58,6 +58,11 @@ impl Checkpoints {
 
     pub fn stats(&self) -> SaveStats {
         self.lock().clone()
+    }
+
+    /// Sets the number of checkpoints to 0 (CONFIG RESETSTAT).
+    pub(super) fn reset_count(&self) {
+        self.lock().saves = 0;
     }
 
     /// Returns true if pending rows are to be handed over at once.

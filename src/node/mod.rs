@@ -379,9 +379,20 @@ impl Node {
         for stats in &self.figures.stats {
             stats.reset();
         }
-        self.clients.accepted.store(0, Ordering::Relaxed);
-        self.clients.rejected.store(0, Ordering::Relaxed);
-        self.clients.too_slow.store(0, Ordering::Relaxed);
+        let (clients, followers) = (&self.clients, &self.followers);
+        let counters = [
+            &clients.accepted,
+            &clients.rejected,
+            &clients.too_slow,
+            &clients.evicted,
+            &followers.bytes_out,
+            &self.health.replica.bytes_in,
+        ];
+        for counter in counters.into_iter().chain(&followers.syncs) {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.code.scripts.reset_evicted();
+        self.checkpoints.reset_count();
         self.access.denials.reset_counts();
     }
 
@@ -391,6 +402,7 @@ impl Node {
     }
 
     /// Applies `latency-monitor-threshold`.
+        self.figures.rates.reset();
     pub fn apply_latency_threshold(&self) {
         LATENCY.set_threshold(self.config.settings().latency_monitor_threshold_ms);
     }

@@ -152,6 +152,11 @@ impl Scripts {
         self.epoch.load(Ordering::Relaxed)
     }
 
+    /// Sets the number of evicted scripts to 0 (CONFIG RESETSTAT).
+    pub fn reset_evicted(&self) {
+        self.evicted.store(0, Ordering::Relaxed);
+    }
+
     /// Returns the number of scripts, the bytes of their texts, and the number of evicted ones.
     pub fn figures(&self) -> (usize, usize, u64) {
         let cache = self.lock();

@@ -268,6 +268,35 @@ fn a_stop_waits_until_replicas_have_everything() {
     replica.signal(Signal::CONT);
 }
 
+#[test]
+fn counts_of_the_stream_go_back_to_zero() {
+    let primary = Server::start(&["--appendfsync", "everysec"]);
+    let replica = follow(&primary, &[]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    for n in 0..501 {
+        let () = cmd("EVAL").arg(format!("return {n}")).arg(0).query(&mut client).expect("EVAL");
+    }
+    caught_up(&mut client, &mut other);
+    // Behind the data set, which would have it compressed.
+    let () = client.set("k", "v".repeat(1_000_000)).expect("SET");
+    caught_up(&mut client, &mut other);
+    run(&mut client, &["SAVE"]);
+    let counts = ["sync_full", "evicted_scripts", "rdb_saves"];
+    for name in counts {
+        assert_ne!(field(&mut client, name).as_deref(), Some("0"), "{name}");
+    }
+    let [sent, got] = ["total_net_repl_output_bytes", "total_net_repl_input_bytes"];
+    assert!(count(&mut client, sent) > 1_000_000 && count(&mut other, got) > 1_000_000);
+    for connection in [&mut client, &mut other] {
+        run(connection, &["CONFIG RESETSTAT"]);
+    }
+    for name in counts {
+        assert_eq!(field(&mut client, name).as_deref(), Some("0"), "{name}");
+    }
+    // Questions and acknowledgements go on.
+    assert!(count(&mut client, sent) < 500_000 && count(&mut other, got) < 500_000);
+}
+
 /// Returns a field of all of INFO, if it is there.
 fn field(client: &mut Connection, name: &str) -> Option<String> {
     let all: String = cmd("INFO").query(client).expect("INFO");
