@@ -34,7 +34,7 @@ pub struct Databases<'a> {
     unit: Option<&'a mut Store>,
     /// Words of the running command, for replicas.
     words: Vec<Vec<u8>>,
-    /// True if the client sees expired keys.
+    /// True if the client sees expired keys; in a unit, its workspace knows.
     sees_expired: bool,
 }
 
@@ -85,12 +85,13 @@ impl<'a> Databases<'a> {
         self.worker.partition.borrow().store.databases()
     }
 
-    /// Returns the time of the command in ms since the Unix epoch.
-    pub fn now_ms(&self) -> u64 {
+    /// Returns the time by which keys have expired for the command, in ms since the Unix epoch: 0 if
+    /// it sees expired keys.
+    pub fn due_ms(&self) -> u64 {
         if self.sees_expired {
             return 0;
         }
-        self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.now_ms())
+        self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.due_ms())
     }
 
     /// Returns the workers' database that has the contents of the selected one; `None` if the unit

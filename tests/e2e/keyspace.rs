@@ -224,6 +224,16 @@ fn in_the_import_mode_keys_do_not_expire_and_their_source_sees_them() {
     let page: (u64, Vec<String>) =
         redis::from_redis_value(ask(&mut source, "SCAN 0 COUNT 1000")).expect("a page");
     assert_eq!((page.0, page.1.len()), (0, 3));
+    let in_exec = |client: &mut redis::Connection| -> (i64, Vec<String>, Vec<String>) {
+        let mut unit = redis::pipe();
+        unit.atomic().cmd("DBSIZE").cmd("KEYS").arg("*").cmd("EVAL");
+        unit.arg("return redis.call('KEYS', ARGV[1])").arg(0).arg("*");
+        unit.query(client).expect("EXEC")
+    };
+    let (size, own, of_script) = in_exec(&mut source);
+    assert_eq!((size, own.len(), of_script.len()), (3, 3, 3));
+    let (size, others, of_script) = in_exec(&mut client);
+    assert_eq!((size, others.len(), of_script.len()), (3, 0, 0));
     let list = |client: &mut redis::Connection| -> String {
         redis::from_redis_value(ask(client, "CLIENT LIST")).expect("a list")
     };

@@ -43,8 +43,8 @@ async fn keep(
     filter: KeyFilter<'_>,
 ) -> Result<(), ErrorText> {
     keys.retain(|key| filter.takes(key));
-    let now_ms = dbs.now_ms();
-    let is_expired = |key: &mut ScanKey| key.expire_at_ms != 0 && key.expire_at_ms <= now_ms;
+    let due_ms = dbs.due_ms();
+    let is_expired = |key: &mut ScanKey| key.expire_at_ms != 0 && key.expire_at_ms <= due_ms;
     let expired: Vec<ScanKey> = keys.extract_if(.., is_expired).collect();
     dbs.remove_expired(expired.into_iter().map(|key| key.key).collect()).await
 }
@@ -117,13 +117,13 @@ fn keys<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let pattern = arg(args, 1)?;
         let filter = KeyFilter { pattern: (pattern != b"*").then_some(pattern), type_name: None };
-        let now_ms = dbs.now_ms();
+        let due_ms = dbs.due_ms();
         let mark = dbs.out.begin_array();
         let mut count = 0;
         let mut next = Some(Cursor::START);
         while let Some(from) = next {
             let (keys, on) = dbs.page(from, KEYS_PAGE).await?;
-            let is_live = |key: &&ScanKey| key.expire_at_ms == 0 || key.expire_at_ms > now_ms;
+            let is_live = |key: &&ScanKey| key.expire_at_ms == 0 || key.expire_at_ms > due_ms;
             for key in keys.iter().filter(is_live).filter(|key| filter.takes(key)) {
                 dbs.out.bulk(&key.key);
                 count += 1;
