@@ -63,7 +63,9 @@ def argument(about):
     if "key_spec_index" in about:
         out += f"@{about['key_spec_index']}"
     if "token" in about:
-        out += f"`{about['token']}`"
+        # Two quotes stand for the empty token.
+        token = about["token"].strip('"')
+        out += f"`{token}`"
     if about.get("display", about["name"]) != about["name"]:
         out += f"~{about['display']}"
     if "since" in about:

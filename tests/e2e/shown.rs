@@ -120,6 +120,7 @@ fn command_docs_tells_the_arguments() {
         .arg("DOCS")
         .arg("set")
         .arg("getset")
+        .arg(&["migrate", "replconf", "restore-asking"])
         .query(&mut client)
         .expect("docs");
     let all = texts(docs);
@@ -128,6 +129,9 @@ fn command_docs_tells_the_arguments() {
         "arguments name key type key display_text key key_spec_index int(0) name value type string",
         "name condition type oneof flags optional arguments name nx type pure-token display_text nx token NX since 2.6.12",
         "doc_flags deprecated deprecated_since 6.2.0 arguments",
+        "name empty-string type pure-token display_text empty-string token  name destination-db",
+        "since 3.0.0 group server complexity O(1) doc_flags syscmd",
+        "since 3.0.0 group server complexity O(N) in the size of the value",
     ] {
         assert!(shown.contains(part), "{shown}");
     }

@@ -3,8 +3,8 @@
 use super::object::counts_accesses;
 use crate::DataSettings;
 use crate::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
-    stream, zset,
+    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
+    set, stream, zset,
 };
 use flagstone_rdb::{self as rdb, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use flagstone_storage::notify::NotifyFlags;
@@ -254,6 +254,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "restore-asking",
         since: "3.0.0",
+        group: Group::Server,
         summary: "RESTORE, as one node of a cluster sends it to another.",
         complexity: "O(N) in the size of the value",
         arity: -4,
