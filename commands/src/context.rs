@@ -5,6 +5,7 @@ use flagstone_storage::Store;
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{Fault, Need};
 use flagstone_storage::value::Value;
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -318,9 +319,9 @@ impl Ctx<'_> {
         self.store.words.tell();
     }
 
-    /// Says that this command has deleted a key because its time was over.
-    pub fn say_removal(&mut self, key: &[u8]) {
-        self.store.words.removal(self.db, key);
+    /// Says that this command has removed a key, and nothing else.
+    pub fn say_removal(&mut self, key: &[u8], cause: RemovalCause) {
+        self.store.words.removal(self.db, key, cause);
         self.store.words.tell();
     }
 

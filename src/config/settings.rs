@@ -421,6 +421,9 @@ settings! {
     maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
     maxmemory_samples: usize = |v, _| v.number("maxmemory-samples");
     maxmemory_eviction_tenacity: u32 = |v, _| v.number("maxmemory-eviction-tenacity");
+    /// True if removals are sent to replicas as UNLINK: expired keys, evicted ones, those that commands
+    /// remove in passing.
+    lazy_removals: [bool; 3] = |v, _| ["expire", "eviction", "server-del"].map(|cause| v.flag(&format!("lazyfree-lazy-{cause}")));
     notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
 
     // Cluster.

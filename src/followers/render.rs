@@ -58,7 +58,7 @@ fn select(out: &mut Vec<u8>, selected: &mut Option<u32>, db: Option<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_storage::words::RoundWords;
+    use flagstone_storage::words::{RemovalCause, RoundWords};
 
     fn rendered(words: RoundWords, mut selected: Option<u32>) -> String {
         let mut out = Vec::new();
@@ -75,7 +75,7 @@ mod tests {
         words.want(true);
         words.command(0, [&b"set"[..], b"a", b"1"].into_iter());
         words.begin_group();
-        words.removal(3, b"old");
+        words.removal(3, b"old", RemovalCause::Expired);
         words.command(3, [&b"set"[..], b"b", b"2"].into_iter());
         words.end_group();
         words.fields(0, b"h", [&b"f"[..]].into_iter());

@@ -53,6 +53,7 @@ use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
 use flagstone_storage::place::Requests;
 use flagstone_storage::slot::slot_of;
+use flagstone_storage::words::RemovalCause;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -177,6 +178,7 @@ impl Node {
             key_permits: Semaphore::new(budget.many_keys),
             budget,
         };
+        apply_lazy_removals(&parts.stored.feed, &config.settings());
         let followers = Followers::new(parts.stored.feed);
         let Surroundings { background, handshakes, tls } = parts.surroundings;
         let ports = Ports { listener: OnceLock::new(), tls, handshakes };
@@ -334,12 +336,18 @@ impl Node {
         }
     }
 
+    /// Applies `lazyfree-lazy-*`.
+    pub fn apply_lazy_removals(&self) {
+        apply_lazy_removals(&self.followers.feed, &self.config.settings());
+    }
+
     /// Begins a command on a store. While clients are paused, expired keys are not deleted, nor by a
     /// replica: its primary does that. A read of one must not wait for replicas that are not there,
     /// either.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
         store.words.want(self.followers.feed.is_on());
+        store.words.share_plain(&self.followers.feed.plain_removals);
         store.count_accesses(self.health.data_set.counting());
         if self.pauses.now().is_some()
             || self.health.replica.is_following()
@@ -394,6 +402,7 @@ impl Node {
         self.code.scripts.reset_evicted();
         self.checkpoints.reset_count();
         self.access.denials.reset_counts();
+        self.figures.rates.reset();
     }
 
     /// Returns the durability mode, for which replies wait.
@@ -402,7 +411,6 @@ impl Node {
     }
 
     /// Applies `latency-monitor-threshold`.
-        self.figures.rates.reset();
     pub fn apply_latency_threshold(&self) {
         LATENCY.set_threshold(self.config.settings().latency_monitor_threshold_ms);
     }
@@ -437,6 +445,13 @@ impl Node {
         self.journal.set_mode(sync_mode(&self.config.settings()));
         // Syncs the records of the old mode, for replies that wait in the new one.
         self.journal.request_sync(self.journal.end());
+    }
+}
+
+fn apply_lazy_removals(feed: &Feed, settings: &Settings) {
+    let causes = [RemovalCause::Expired, RemovalCause::Evicted, RemovalCause::Command];
+    for (cause, is_lazy) in causes.into_iter().zip(settings.lazy_removals) {
+        feed.plain_removals.set(cause, !is_lazy);
     }
 }
 

@@ -62,12 +62,16 @@ impl Worker {
         let store = &mut partition.store;
         store.begin(self.node.clock.now_ms(), false);
         store.notes.want(self.node.interest(&self.settings()));
+        let mut removed: Vec<&[u8]> = Vec::new();
         for name in gone {
             // It is in memory, and locked: it cannot be missing.
             if store.remove(db, name).unwrap_or(false) {
                 store.notes.event(db, name, NotifyFlags::GENERIC, "del");
-                store.words.removal(db, name);
+                removed.push(name);
             }
+        }
+        if !removed.is_empty() {
+            store.words.deletion(db, &removed);
         }
         store.see_open_round();
         let shown = self.rounds.seen(store.seen());

@@ -15,11 +15,12 @@
 
 use crate::commit::{Sealed, split_body};
 use crate::journal::{CommitPiece, HoldId, Journal, JournalError, Lsn, Recovered};
+use crate::words::PlainRemovals;
 use anyhow::Result;
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Stands in a record's body for a shard.
 pub const FEED: u16 = u16::MAX;
@@ -82,6 +83,7 @@ pub struct Feed {
     is_awaited: AtomicBool,
     /// The last record that replicas have confirmed.
     confirmed: AtomicU64,
+    pub plain_removals: Arc<PlainRemovals>,
 }
 
 impl Feed {

@@ -101,6 +101,7 @@ impl Partition {
     pub(crate) fn with_feed(mut self, feed: &Arc<Feed>) -> Self {
         self.feed = feed.clone();
         self.store.words.want(feed.is_on());
+        self.store.words.share_plain(&feed.plain_removals);
         self
     }
 

@@ -7,12 +7,15 @@
 //! ```text
 //! group:   items u32 | items
 //! item:    what u8 | db varint | n varint | n × bytes
-//! what:    0 a command: its words · 1 a key that has expired or was evicted: its name
+//! what:    0 a command: its words · 1 a key that has expired or was evicted: its name (if it is
+//!          not to be sent as DEL: that is a command)
 //!          2 fields of a hash that have expired: the key, then their names
 //!          3 the next command selects its database, whatever is selected: n is 0
 //! ```
 
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 const COMMAND: u8 = 0;
 const REMOVAL: u8 = 1;
@@ -24,6 +27,36 @@ const HEAD: usize = 4;
 
 /// Memory in bytes that an idle round keeps for its words.
 const KEEP: usize = 64 << 10;
+
+/// Reasons for which a server removes a key by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalCause {
+    Expired,
+    Evicted,
+    /// A command that makes a key absent in another way than its words say.
+    Command,
+}
+
+/// Causes of the removals that replicas get as DEL. They get the others as UNLINK, which makes the
+/// same change, and on servers with slow deletions spares the thread of the stream.
+#[derive(Debug, Default)]
+pub struct PlainRemovals(AtomicU8);
+
+impl PlainRemovals {
+    /// Sets whether removals of a cause are sent as DEL.
+    pub fn set(&self, cause: RemovalCause, is_plain: bool) {
+        let bit = 1 << cause as u8;
+        if is_plain {
+            self.0.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.0.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    fn has(&self, cause: RemovalCause) -> bool {
+        self.0.load(Ordering::Relaxed) & 1 << cause as u8 != 0
+    }
+}
 
 /// One item of the words of a round.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,9 +96,17 @@ pub struct RoundWords {
     changes: u64,
     /// True if the running command has said what it did.
     told: bool,
+    plain: Option<Arc<PlainRemovals>>,
 }
 
 impl RoundWords {
+    /// Shares the causes of the removals that are said as DEL.
+    pub fn share_plain(&mut self, plain: &Arc<PlainRemovals>) {
+        if self.plain.as_ref().is_none_or(|shared| !Arc::ptr_eq(shared, plain)) {
+            self.plain = Some(plain.clone());
+        }
+    }
+
     /// Sets whether words are gathered.
     #[inline]
     pub fn want(&mut self, wanted: bool) {
@@ -158,9 +199,17 @@ impl RoundWords {
         self.changes += 1;
     }
 
-    /// Says that a key has expired, or was evicted.
-    pub fn removal(&mut self, db: u32, key: &[u8]) {
-        if self.wanted {
+    /// Says that keys were deleted.
+    pub fn deletion(&mut self, db: u32, keys: &[&[u8]]) {
+        let words = [&[&b"DEL"[..]], keys].concat();
+        self.command(db, words.into_iter());
+    }
+
+    /// Says that the server itself has removed a key.
+    pub fn removal(&mut self, db: u32, key: &[u8], cause: RemovalCause) {
+        if self.plain.as_ref().is_some_and(|plain| plain.has(cause)) {
+            self.deletion(db, &[key]);
+        } else if self.wanted {
             self.item(REMOVAL, db, 1);
             put_bytes(&mut self.bytes, key);
         }
@@ -250,7 +299,7 @@ mod tests {
         words.command(0, [&b"set"[..]].into_iter());
         assert!(words.is_empty(), "nobody wants them");
         words.want(true);
-        words.removal(3, b"gone");
+        words.removal(3, b"gone", RemovalCause::Expired);
         words.begin_group();
         words.begin_command(5);
         words.fields(0, b"h", [&b"f"[..], b"g"].into_iter());

@@ -142,6 +142,9 @@ fn is_okay(reply: &str) -> bool {
 /// Directives whose effect the rows cannot show, with the test that does, or why none can.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("shutdown-timeout", "failover::a_stop_waits_until_replicas_have_everything"),
+    ("lazyfree-lazy-expire", "followers::removals_are_sent_as_the_settings_say"),
+    ("lazyfree-lazy-eviction", "followers::removals_are_sent_as_the_settings_say"),
+    ("lazyfree-lazy-server-del", "followers::removals_are_sent_as_the_settings_say"),
     ("port", "other_addresses_are_listened_on_at_once"),
     ("bind", "other_addresses_are_listened_on_at_once"),
     ("tls-port", "tls::the_port_opens_and_closes_live"),
@@ -408,9 +411,9 @@ fn a_silent_client_is_closed_by_the_timeout_of_now() {
 fn directives_without_effect_are_named_in_the_log() {
     let server = Server::start(&["--logfile", "log"]);
     let mut admin = server.client();
-    assert_eq!(ask(&mut admin, "CONFIG SET hz 50 lazyfree-lazy-expire no"), "ok");
+    assert_eq!(ask(&mut admin, "CONFIG SET hz 50 lazyfree-lazy-user-del no"), "ok");
     let log = fs::read_to_string(server.dir().join("log")).expect("the log");
-    for name in ["hz", "lazyfree-lazy-expire"] {
+    for name in ["hz", "lazyfree-lazy-user-del"] {
         let line = format!("CONFIG SET: directive '{name}' has no effect: ");
         assert_eq!(log.matches(&line).count(), 1, "{log}");
     }

@@ -596,6 +596,52 @@ fn commands_become_the_words_that_the_file_has() {
 }
 
 #[test]
+fn removals_are_sent_as_the_settings_say() {
+    let options = ["--appendfsync", "always", "--enable-debug-command", "local"];
+    let lazy = ["--lazyfree-lazy-expire", "no", "--maxmemory-policy", "allkeys-random"];
+    let server = Server::start(&[&options[..], &lazy].concat());
+    let mut client = server.client();
+    let mut reader = Reader::connect(&server);
+    reader.ask("PSYNC ? -1");
+    reader.data_set();
+    run(&mut client, &["DEBUG SET-ACTIVE-EXPIRE 0", "SET mark begin"]);
+    words_before(&mut reader, "begin");
+    let restore =
+        "EVAL return(redis.call('restore','r',9,redis.call('dump','r'),'replace','absttl')) 0";
+    let mut said = |commands: &[&str]| {
+        run(&mut client, commands);
+        run(&mut client, &["SET mark end"]);
+        words_before(&mut reader, "end").join(" | ")
+    };
+    let removals: &[&str] = &["SET k 1", "EXPIRE k -1", "SADD s a", "SPOP s 5", "SET r 1", restore];
+    let set = ["SET k 1", "SADD s a", "SET r 1"];
+    let expected = |[k, s, r]: [&str; 3]| {
+        format!("{} | {k} k | {} | {s} s | {} | {r} r", set[0], set[1], set[2])
+    };
+    assert_eq!(said(removals), expected(["DEL", "UNLINK", "UNLINK"]));
+    run(&mut server.client(), &["CONFIG SET lazyfree-lazy-server-del no"]);
+    assert_eq!(said(removals), expected(["DEL", "DEL", "DEL"]));
+    run(&mut server.client(), &["CONFIG SET lazyfree-lazy-expire yes"]);
+    assert_eq!(said(removals), expected(["UNLINK", "DEL", "DEL"]));
+    // One that is found expired, then keys that are evicted.
+    assert!(said(&["SET k 1 PX 1", "DEBUG SLEEP 0.01", "GET k"]).ends_with(" | UNLINK k"));
+    run(&mut server.client(), &["CONFIG SET lazyfree-lazy-expire no"]);
+    assert!(said(&["SET k 1 PX 1", "DEBUG SLEEP 0.01", "GET k"]).ends_with(" | DEL k"));
+    for (lazy, word) in [("yes", "UNLINK mark"), ("no", "DEL mark")] {
+        let change = format!("CONFIG SET lazyfree-lazy-eviction {lazy}");
+        let mut admin = server.client();
+        run(&mut admin, &[&change, "CONFIG SET maxmemory 1"]);
+        until("it is evicted", || cmd("DBSIZE").query::<u64>(&mut admin).expect("it") == 0);
+        run(&mut admin, &["CONFIG SET maxmemory 0"]);
+        assert_eq!(said(&[]), word, "the only key");
+    }
+    // Keys that went to another server.
+    let to = Server::start(&[]);
+    let migrate = format!("MIGRATE 127.0.0.1 {}  0 5000 KEYS {{t}}a {{t}}b", to.port());
+    assert!(said(&["MSET {t}a 1 {t}b 2", &migrate]).ends_with(" | DEL {t}a {t}b"));
+}
+
+#[test]
 fn metrics_of_both_sides_tell_of_replicas_and_links() {
     let primary = Web::start(&[]);
     let address = format!("127.0.0.1 {}", primary.server.port());

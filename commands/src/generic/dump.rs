@@ -10,6 +10,7 @@ use flagstone_rdb::{self as rdb, HashField, Limits, NodeLimit, Object, SetForm, 
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 
@@ -159,7 +160,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         || value.is_absent()
     {
         if cx.delete(name)? {
-            cx.say_removal(name);
+            cx.say_removal(name, RemovalCause::Command);
         }
         return Ok(());
     }
@@ -253,8 +254,8 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "restore-asking",
-        since: "3.0.0",
         group: Group::Server,
+        since: "3.0.0",
         summary: "RESTORE, as one node of a cluster sends it to another.",
         complexity: "O(N) in the size of the value",
         arity: -4,

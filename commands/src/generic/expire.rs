@@ -6,6 +6,7 @@ use crate::{
     key, until_zero_byte,
 };
 use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::resp::Args;
 
 /// The options of EXPIRE and its variants: a condition on the current expiry.
@@ -102,7 +103,8 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
         Some(at) => {
             entry.expire_at_ms = at;
             entry.event(NotifyFlags::GENERIC, "expire");
-            if cx.is_heard() {
+            // PEXPIREAT is said in the words of the client.
+            if !(unit.ms && unit.absolute) && cx.is_heard() {
                 say_expiry(cx, args, at);
             }
         }
@@ -110,7 +112,7 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
             entry.clear();
             entry.event(NotifyFlags::EXPIRED, "expired");
             cx.store.stats.expired += 1;
-            cx.say_removal(name);
+            cx.say_removal(name, RemovalCause::Expired);
         }
     }
     cx.out.int(1);

@@ -6,6 +6,7 @@ use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, draws, error, fl
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::collections::HashSet;
@@ -49,7 +50,7 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let popped = all_names(&entry).or_load(cx.db, key)?;
         entry.clear();
         entry.removal_event(NotifyFlags::SET, "spop");
-        cx.say_removal(key);
+        cx.say_removal(key, RemovalCause::Command);
         show(cx, &popped);
         return Ok(());
     }

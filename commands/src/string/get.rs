@@ -5,6 +5,7 @@ use crate::expiry::ExpiryOption;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::resp::Args;
 
 /// Writes the string of a key, or null; returns true if the key exists.
@@ -53,7 +54,7 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             if form.is_absolute() && at <= due_ms {
                 entry.clear();
                 entry.event(NotifyFlags::EXPIRED, "expired");
-                cx.say_removal(name);
+                cx.say_removal(name, RemovalCause::Expired);
             } else {
                 entry.expire_at_ms = at;
                 entry.event(NotifyFlags::GENERIC, "expire");

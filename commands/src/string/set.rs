@@ -8,6 +8,7 @@ use crate::{
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_storage::words::RemovalCause;
 use flagstone_wire::resp::Args;
 
 /// Condition for SET to store the value.
@@ -112,7 +113,7 @@ fn store(
         if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
             cx.store.stats.expired += 1;
             cx.notify(NotifyFlags::EXPIRED, "expired", name);
-            cx.say_removal(name);
+            cx.say_removal(name, RemovalCause::Expired);
         }
         return Ok(true);
     }
@@ -130,7 +131,9 @@ fn store(
     if expire_at_ms.is_some() {
         entry.event(NotifyFlags::GENERIC, "expire");
     }
-    if let Some(at_ms) = expire_at_ms.filter(|_| cx.is_heard()) {
+    // A time of this form is said in the words of the client.
+    let is_exact = matches!(options.expiry, ExpiryOption::Time(TimeForm::MillisAt, _));
+    if let Some(at_ms) = expire_at_ms.filter(|_| !is_exact && cx.is_heard()) {
         cx.say(&[b"SET", name, value, b"PXAT", at_ms.to_string().as_bytes()]);
     }
     Ok(true)

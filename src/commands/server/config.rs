@@ -63,6 +63,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         node.apply_latency_threshold();
         node.apply_import_mode();
+        node.apply_lazy_removals();
         node.apply_repl_ack();
         replication::review_succession(node, &cx.worker.peers).await?;
         if limits {

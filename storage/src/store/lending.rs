@@ -5,6 +5,7 @@ use super::{DirtyKey, Store};
 use crate::notes::NoteKind;
 use crate::slot::KeyHash;
 use crate::value::Entry;
+use crate::words::RemovalCause;
 
 impl Store {
     /// Lends an entry: it leaves the table. The key must stay locked until the entry is given back.
@@ -45,7 +46,7 @@ impl Store {
         if entry.dirty {
             if !written && !entry.is_live() {
                 // The words of the command that has found it expired are discarded.
-                self.words.removal(db, &entry.key);
+                self.words.removal(db, &entry.key, RemovalCause::Expired);
             }
             let at = self.layout.key_hash(&entry.key);
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });

@@ -35,7 +35,7 @@ use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::slot::{KeyHash, Layout, sub_table};
 use crate::value::{AccessCounting, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
-use crate::words::RoundWords;
+use crate::words::{RemovalCause, RoundWords};
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
 pub use sample::{Evictable, Rank, SampledKey};
@@ -496,7 +496,7 @@ impl Store {
             entry.clear();
             entry.event(NotifyFlags::EXPIRED, "expired");
             self.stats.expired += 1;
-            self.words.removal(db, key);
+            self.words.removal(db, key, RemovalCause::Expired);
             self.words.excuse();
         }
         Ok(Some(found))

@@ -4,6 +4,7 @@
 use super::Store;
 use crate::notify::NotifyFlags;
 use crate::value::{AccessCounting, Entry, KeyBuf};
+use crate::words::RemovalCause;
 use rand::{Rng, RngExt};
 
 /// Buckets that are examined for each entry of a sample.
@@ -151,7 +152,7 @@ impl Store {
         entry.event(NotifyFlags::EVICTED, "evicted");
         self.stats.changes = changes;
         self.stats.evicted += 1;
-        self.words.removal(db, key);
+        self.words.removal(db, key, RemovalCause::Evicted);
         Some(units)
     }
 }
