@@ -53,7 +53,7 @@ pub(crate) fn shield(state: State, index: c_int) {
         state.push_value(index);
         return;
     }
-    push_registry_table(state, &SHIELDS);
+    push_shields(state);
     state.push_value(index);
     state.raw_get(-2);
     if state.is_table(-1) {
@@ -208,14 +208,19 @@ fn push_key(state: State, key: &'static u8) {
     state.push_light(std::ptr::from_ref(key).cast::<c_void>().cast_mut());
 }
 
-/// Pushes the table under a key in the registry, creating it if it is missing.
-fn push_registry_table(state: State, key: &'static u8) {
-    push_key(state, key);
+/// Pushes the table of shields by their tables, creating it if it is missing. It keeps neither alive:
+/// libraries that are loaded anew leave theirs.
+fn push_shields(state: State) {
+    push_key(state, &SHIELDS);
     state.raw_get(ffi::LUA_REGISTRYINDEX);
     if !state.is_table(-1) {
         state.pop(1);
         state.new_table();
-        push_key(state, key);
+        state.new_table();
+        state.push_bytes(b"kv");
+        state.set_name(-2, "__mode");
+        state.set_metatable(-2);
+        push_key(state, &SHIELDS);
         state.push_value(-2);
         state.raw_set(ffi::LUA_REGISTRYINDEX);
     }

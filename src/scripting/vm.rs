@@ -150,9 +150,13 @@ impl Vm {
     ) -> Result<Function, LoadError> {
         if self.version != libraries.version {
             self.version = libraries.version;
+            let before = self.libraries.len();
             self.libraries.retain(|name, loaded| {
                 libraries.get(name).is_some_and(|now| Arc::ptr_eq(now, &loaded.library))
             });
+            if self.libraries.len() < before {
+                self.collect()?;
+            }
         }
         let (library, name) = (found.library, &found.function.name);
         if !self.libraries.contains_key(&library.name) {
@@ -160,8 +164,7 @@ impl Vm {
                 // There may be enough memory without the other libraries.
                 Err(LoadError::Failed(_)) if !self.libraries.is_empty() => {
                     self.libraries.clear();
-                    let collected = self.lua.gc_collect();
-                    collected.map_err(|error| LoadError::Failed(format!("ERR {error}")))?;
+                    self.collect()?;
                     self.load(library, limit)?
                 }
                 loaded => loaded?,
@@ -173,6 +176,12 @@ impl Vm {
         let function = loaded.and_then(|loaded| loaded.functions.get(&name[..]));
         // The code has not registered the same functions as before.
         function.cloned().ok_or_else(|| LoadError::Failed("ERR Function not found".into()))
+    }
+
+    /// Frees what libraries have left.
+    fn collect(&self) -> Result<(), LoadError> {
+        let collected = self.lua.gc_collect();
+        collected.map_err(|error| LoadError::Failed(format!("ERR {error}")))
     }
 
     fn load(

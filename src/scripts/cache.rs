@@ -3,6 +3,7 @@
 
 use super::running::Running;
 use super::shebang::ScriptFlags;
+use super::threads::DetachedThreads;
 use fnv::FnvHashMap;
 use sha1::{Digest, Sha1};
 use std::collections::VecDeque;
@@ -74,6 +75,8 @@ pub struct Scripts {
     epoch: AtomicU64,
     evicted: AtomicU64,
     pub vms: Arc<VmFigures>,
+    /// Threads of the units that run detached.
+    pub threads: DetachedThreads,
     /// Set by DEBUG SET-DISABLE-DENY-SCRIPTS.
     allow_all: AtomicBool,
     pub running: Running,
@@ -88,6 +91,7 @@ impl Scripts {
             epoch: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             vms: Arc::default(),
+            threads: DetachedThreads::default(),
             allow_all: AtomicBool::new(false),
             running: Running::default(),
         }

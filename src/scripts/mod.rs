@@ -5,6 +5,7 @@ mod cache;
 mod running;
 mod shebang;
 mod table;
+mod threads;
 mod within;
 
 pub(crate) use cache::Sha;
@@ -12,4 +13,5 @@ pub use cache::{Script, Scripts, VmFigures, parse_sha, sha1, sha1_hex};
 pub use running::{Control, KillResult, Running, ScriptKind};
 pub use shebang::{ScriptFlags, parse as parse_shebang};
 pub use table::{error_table, log_line, number_of, put_constants, text_of, write_log};
+pub use threads::DetachedThreads;
 pub use within::within;

@@ -14,7 +14,6 @@ use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 /// Request of a unit.
 #[derive(Debug)]
@@ -72,10 +71,10 @@ pub(super) fn ask(
 }
 
 /// Starts a unit. Its requests have to be answered until it has ended.
-pub fn spawn(unit: DetachedUnit) -> (JoinHandle<UnitRun>, mpsc::Receiver<Question>) {
+pub fn spawn(unit: DetachedUnit) -> (oneshot::Receiver<UnitRun>, mpsc::Receiver<Question>) {
     let (to, questions) = mpsc::channel(1);
-    let background = unit.node.background.clone();
-    (background.spawn_blocking(move || run(unit, to)), questions)
+    let node = unit.node.clone();
+    (node.code.scripts.threads.run(move || run(unit, to)), questions)
 }
 
 fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {

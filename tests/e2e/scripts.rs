@@ -337,3 +337,34 @@ fn writes_are_refused_beyond_maxmemory() {
         assert_eq!(get(&mut client, "k").as_deref(), Some("3"));
     }
 }
+
+#[test]
+fn flushed_scripts_leave_no_memory_of_their_machines() {
+    let server = start("2", &[]);
+    let mut client = server.client();
+    let memory = |client: &mut Connection| -> u64 {
+        let info: String = redis::cmd("INFO").arg("memory").query(client).expect("INFO");
+        let found = info.lines().find_map(|line| line.strip_prefix("used_memory_vm_eval:"));
+        found.and_then(|bytes| bytes.parse().ok()).expect("the field")
+    };
+    // Long ones, which run on threads of their own, several at once.
+    let script = "local t = {} for i = 1, 2000000 do t[i % 100] = i end return 1";
+    let running: Vec<_> =
+        (0..3).map(|n| in_background(&server, script, &format!("k{n}"))).collect();
+    for one in running {
+        one.join().expect("joined").expect("it ran");
+    }
+    let () = redis::cmd("EVAL").arg("return 1").arg(0).query(&mut client).expect("EVAL");
+    assert!(memory(&mut client) > 0);
+    run(&mut client, &["SCRIPT", "FLUSH"]).expect("SCRIPT FLUSH");
+    until("they are gone", || memory(&mut client) == 0);
+    // Libraries that were replaced leave nothing, either.
+    for n in 0..500 {
+        let body = format!("return '{n}{}'", "x".repeat(2000));
+        let code = format!("#!lua name=l\nredis.register_function('f', function() {body} end)");
+        run(&mut client, &["FUNCTION", "LOAD", "REPLACE", &code]).expect("FUNCTION LOAD");
+        run(&mut client, &["FCALL", "f", "1", "k"]).expect("FCALL");
+    }
+    let left = memory(&mut client);
+    assert!(left < 200_000, "{left}");
+}

@@ -15,7 +15,12 @@ fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let body = arg(args, 2)?;
         let added = if body.len() > COMPILED_IN_PLACE {
             let (node, body) = (cx.node.clone(), Box::<[u8]>::from(body));
-            let added = cx.node.background.spawn_blocking(move || add(&node, &body, true, true));
+            let added = cx.node.background.spawn_blocking(move || {
+                let added = add(&node, &body, true, true);
+                // The thread serves others, and may rest for long.
+                forget_vms();
+                added
+            });
             added.await.map_err(|_| "ERR the script could not be compiled")?
         } else {
             add(cx.node, body, true, false)
@@ -45,6 +50,7 @@ fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
         }
         cx.node.code.scripts.flush();
+        cx.node.code.scripts.threads.dismiss();
         cx.worker
             .peers
             .on_all(true, |_| async { forget_vms() })
