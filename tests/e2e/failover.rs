@@ -100,7 +100,7 @@ fn a_failover_exchanges_the_roles_and_nothing_is_sent_anew() {
     caught_up(&mut client, &mut third);
     let port = replica.port().to_string();
     run(&mut client, &["INCR moved"]);
-    run(&mut client, &[&format!("FAILOVER TO 127.0.0.1 {port} TIMEOUT 20000")]);
+    run(&mut client, &[&format!("FAILOVER TO 127.0.0.1 {port} TIMEOUT 60000")]);
     // It waits for the end of the failover, and is refused then.
     let refused = client.incr::<_, _, i64>("moved", 1);
     assert!(refused.is_err() || refused.is_ok_and(|value| value == 2));
@@ -123,7 +123,7 @@ fn a_failover_exchanges_the_roles_and_nothing_is_sent_anew() {
         cmd("CONFIG").arg(&["GET", "replicaof"]).query(&mut client).expect("it");
     assert_eq!(configured[1], format!("127.0.0.1 {port}"));
     // And back.
-    run(&mut other, &["FAILOVER TIMEOUT 20000"]);
+    run(&mut other, &["FAILOVER TIMEOUT 60000"]);
     until("there is another primary", || info(&mut other, "role") == "slave");
     until("its link is up", || info(&mut other, "master_link_status") == "up");
 }
@@ -187,7 +187,7 @@ fn a_failover_that_cannot_be_is_refused_or_ends() {
     let end = info(&mut client, "master_replid");
     run(&mut client, &["CONFIG SET repl-timeout 1", "FAILOVER TO 10.0.0.1 1 FORCE TIMEOUT 100"]);
     until("it is a replica", || info(&mut client, "role") == "slave");
-    assert_eq!(info(&mut client, "master_failover_state"), "failover-in-progress");
+    until("it asks", || info(&mut client, "master_failover_state") == "failover-in-progress");
     run(&mut client, &["FAILOVER ABORT", "SET d 1"]);
     assert_eq!(info(&mut client, "role"), "master");
     assert_eq!(info(&mut client, "master_replid2"), end);
@@ -237,7 +237,8 @@ fn only_the_primary_makes_its_replica_take_over() {
 
 #[test]
 fn a_stop_waits_until_replicas_have_everything() {
-    let mut primary = Server::start(&["--appendfsync", "everysec", "--workers", "2"]);
+    let options = ["--appendfsync", "everysec", "--workers", "2", "--shutdown-timeout", "60"];
+    let mut primary = Server::start(&options);
     let replica = follow(&primary, &[]);
     let (mut client, mut other) = (primary.client(), replica.client());
     caught_up(&mut client, &mut other);
@@ -398,7 +399,8 @@ fn a_link_that_a_client_breaks_goes_on_and_its_bytes_are_counted() {
     until("the link is there again", || count(&mut client, "sync_partial_ok") == 2);
     assert!(count(&mut client, "total_net_repl_output_bytes") > 100);
     assert!(count(&mut other, "total_net_repl_input_bytes") > 100);
-    let stored: (u64, u64) = cmd("WAITAOF").arg(&[1, 1, 5000]).query(&mut client).expect("WAITAOF");
+    let stored: (u64, u64) =
+        cmd("WAITAOF").arg(&[1, 1, 60_000]).query(&mut client).expect("WAITAOF");
     assert_eq!(stored, (1, 1));
 }
 

@@ -108,10 +108,10 @@ fn writer(source: &Server, password: &str) -> (Arc<AtomicBool>, thread::JoinHand
     let thread = thread::spawn(move || {
         let client = redis::Client::open(address).expect("an address");
         let mut client = client.get_connection().expect("a connection");
-        client.set_read_timeout(Some(Duration::from_secs(8))).expect("a limit");
+        client.set_read_timeout(Some(PATIENCE)).expect("a limit");
         let mut acknowledged = 0;
         while !over.load(Ordering::Relaxed) {
-            // Behind the switch it waits.
+            // Behind the switch it waits, until its connection is closed.
             match cmd("INCR").arg("counter").query::<i64>(&mut client) {
                 Ok(count) => acknowledged = count,
                 Err(_) => break,
@@ -169,6 +169,7 @@ fn a_server_moves_in_under_writes_and_is_switched_to() {
     assert_eq!((role(&mut new).as_str(), paused(&mut old).as_str()), ("master", "write"));
     assert_eq!(setting(&mut new, "masterauth"), "");
     is_over.store(true, Ordering::Relaxed);
+    run(&mut old, &["CLIENT KILL TYPE normal"]);
     let acknowledged = thread.join().expect("the writer's count");
     run(&mut new, &["SELECT 2"]);
     let count: i64 = cmd("GET").arg("counter").query(&mut new).expect("the counter");
