@@ -35,8 +35,8 @@ struct OutStream {
     /// Replication id: 40 hexadecimal digits.
     id: String,
     backlog: Backlog,
-    /// The stream that this one continues: up to its end here, both are the same.
-    former: Option<FormerStream>,
+    /// The streams that this one continues, the last one first: up to their ends here, all are the same.
+    formers: Vec<FormerStream>,
     /// Time since which no replica has been there, in ms since the Unix epoch; 0 if one is.
     alone_since_ms: u64,
 }
@@ -59,8 +59,8 @@ pub struct StreamFigures {
     pub first: u64,
     pub end: u64,
     pub memory: u64,
-    /// The stream that it continues.
-    pub former: Option<FormerStream>,
+    /// The streams that it continues, the last one first.
+    pub formers: Vec<FormerStream>,
 }
 
 /// Replicas of this server.
@@ -141,22 +141,22 @@ impl Followers {
 
     /// Begins a stream behind a record. `followed`: the end of the stream that it continues.
     pub fn begin(&self, id: &[u8; ID_BYTES], lsn: Lsn, followed: Option<FollowedEnd>, now_ms: u64) {
-        let (mut end, mut selected, mut bytes) = (0, None, Vec::new());
-        let former = followed.map(|followed| {
+        let (mut end, mut selected, mut bytes, mut formers) = (0, None, Vec::new(), Vec::new());
+        if let Some(followed) = followed {
             (end, selected, bytes) = (followed.stream.offset, Some(followed.db), followed.bytes);
-            followed.stream
-        });
+            formers = [vec![followed.stream], followed.formers].concat();
+        }
         let backlog = Backlog::with_bytes(end, lsn, selected, bytes.into());
         let (id, alone_since_ms) = (text_of(id), now_ms.max(1));
-        *lock(&self.stream) = Some(OutStream { id, backlog, former, alone_since_ms });
+        *lock(&self.stream) = Some(OutStream { id, backlog, formers, alone_since_ms });
         self.grown.send_replace(end);
         // Words are taken from now on, and there is a stream that takes them.
         self.feed.start(FeedMark { lsn, offset: end, selected });
     }
 
-    /// Continues the stream of an earlier process. Returns false if that is impossible: then it has
-    /// ended.
-    pub fn resume(&self, tail: &FeedTail, now_ms: u64) -> bool {
+    /// Continues the stream of an earlier process. `known`: the streams that were stored, this one first, if
+    /// it is theirs. Returns false if that is impossible: then it has ended.
+    pub fn resume(&self, tail: &FeedTail, known: &[FormerStream], now_ms: u64) -> bool {
         let Some(mut backlog) = rendered(tail) else {
             self.end();
             return false;
@@ -166,8 +166,12 @@ impl Followers {
         self.feed.set_mark(backlog.mark());
         self.grown.send_replace(backlog.end());
         let id = text_of(&tail.id);
-        let (former, alone_since_ms) = (None, now_ms.max(1));
-        *lock(&self.stream) = Some(OutStream { id, backlog, former, alone_since_ms });
+        let formers = match known.split_first() {
+            Some((own, formers)) if *own.id == *id.as_bytes() => formers.to_vec(),
+            _ => Vec::new(),
+        };
+        let alone_since_ms = now_ms.max(1);
+        *lock(&self.stream) = Some(OutStream { id, backlog, formers, alone_since_ms });
         true
     }
 
@@ -271,9 +275,10 @@ impl Followers {
     /// Returns the figures of the stream, if there is one.
     pub fn figures(&self) -> Option<StreamFigures> {
         let stream = lock(&self.stream);
-        let OutStream { id, backlog, former, .. } = stream.as_ref()?;
+        let OutStream { id, backlog, formers, .. } = stream.as_ref()?;
         let (first, end, memory) = (backlog.first(), backlog.end(), backlog.memory());
-        Some(StreamFigures { id: id.clone(), first, end, memory, former: former.clone() })
+        let (id, formers) = (id.clone(), formers.clone());
+        Some(StreamFigures { id, first, end, memory, formers })
     }
 
     /// Returns the bytes of the stream that are in memory, and the offset of the first.
@@ -287,9 +292,9 @@ impl Followers {
     /// then the bytes behind them stay in memory for it.
     pub fn continued(&self, id: &[u8], offset: u64, follower: &Follower) -> Option<String> {
         let stream = lock(&self.stream);
-        let OutStream { id: own, backlog, former, .. } = stream.as_ref()?;
+        let OutStream { id: own, backlog, formers, .. } = stream.as_ref()?;
         let is_former = |former: &FormerStream| *former.id == *id && offset <= former.offset;
-        let is_known = own.as_bytes() == id || former.as_ref().is_some_and(is_former);
+        let is_known = own.as_bytes() == id || formers.iter().any(is_former);
         if !is_known || !(backlog.first()..=backlog.end()).contains(&offset) {
             return None;
         }
@@ -409,7 +414,14 @@ mod tests {
         let marks = [4, 6, 6, 8].map(mark).into();
         let tail = FeedTail { id: [0xab; ID_BYTES], records, marks };
         let followers = Followers::new(Arc::default());
-        assert!(followers.resume(&tail, 5));
+        let known = |id: String| {
+            let own = FormerStream { id: id.into_bytes().into(), offset: u64::MAX };
+            [own, FormerStream { id: b"former"[..].into(), offset: 3 }]
+        };
+        assert!(followers.resume(&tail, &known("another".to_owned()), 5));
+        assert_eq!(followers.figures().unwrap().formers, []);
+        assert!(followers.resume(&tail, &known("ab".repeat(ID_BYTES)), 5));
+        assert_eq!(followers.figures().unwrap().formers, known(String::new())[1..]);
         let figures = followers.figures().unwrap();
         assert_eq!((figures.first, figures.end), (1000 - 2 * len, 1000 + len));
         assert_eq!(figures.id, "ab".repeat(ID_BYTES));
@@ -431,7 +443,7 @@ mod tests {
         ] {
             let mut tail = tail.clone();
             tail.marks[3] = wrong;
-            assert!(!followers.resume(&tail, 5) && followers.figures().is_none(), "{wrong:?}");
+            assert!(!followers.resume(&tail, &[], 5) && followers.figures().is_none(), "{wrong:?}");
         }
     }
 
@@ -439,7 +451,8 @@ mod tests {
     fn replicas_of_a_former_primary_go_on_up_to_where_this_server_followed_it() {
         let followers = Followers::new(Arc::default());
         let stream = FormerStream { id: b"former"[..].into(), offset: 500 };
-        let followed = FollowedEnd { stream, db: 2, bytes: b"0123456789".to_vec() };
+        let (formers, bytes) = (Vec::new(), b"0123456789".to_vec());
+        let followed = FollowedEnd { stream, formers, db: 2, bytes };
         followers.begin(&[1; ID_BYTES], 7, Some(followed), 10);
         let own = "01".repeat(ID_BYTES);
         let follower = Follower::new(1, FollowerFacts::default(), 0);

@@ -38,6 +38,10 @@ pub(super) const DISOWNED: &str = "MASTERDOWN The store of the journal does not 
 pub(super) const REPLACED: &str = "MASTERDOWN No replica confirms that this server is still the primary \
     (repl-ack), so that another one may be by now, and serve-stale-data is set to 'no'.";
 
+/// Error in place of data while a promotion waits.
+pub(super) const INCOMPLETE: &str =
+    "MASTERDOWN This server may lack writes until it has heard other replicas (repl-group-size).";
+
 /// Error in place of the reply of a command that may have changed something then.
 const UNCERTAIN: &str = "NOREPLICAS It is not known whether the write stays: no replica confirms that this \
     server is still the primary.";
@@ -132,7 +136,7 @@ impl Health {
 
     /// Returns true if it is certain that no other server has taken the data over.
     pub fn is_owner(&self) -> bool {
-        self.owns_store() && self.acks.is_owner()
+        self.owns_store() && self.acks.is_owner() && !self.replica.is_succeeding()
     }
 
     /// Returns true if it is certain that no other server has taken the journal's bucket over.
@@ -146,6 +150,9 @@ impl Health {
     /// Returns the error that replaces replies which show data: another server owns it, or may own
     /// it.
     pub async fn confirm_owner(&self, settings: &Settings) -> Result<(), &'static str> {
+        if self.replica.is_succeeding() && !settings.serve_stale_data {
+            return Err(INCOMPLETE);
+        }
         // The same command may already have waited for the store as long as commands may.
         let limit = match self.is_cut_off() {
             true => Duration::ZERO,

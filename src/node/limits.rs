@@ -2,7 +2,7 @@
 //! command runs, scripts before they run and before each command that they call.
 
 use super::Health;
-use super::health::{CHOKED, CUT_OFF};
+use super::health::{CHOKED, CUT_OFF, INCOMPLETE};
 use crate::command::Request;
 use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
@@ -15,8 +15,6 @@ const LINK_DOWN: &str =
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
 const UNHEARD: &str =
     "NOREPLICAS This server takes over once it has heard other replicas (repl-group-size).";
-const UNCERTAIN: &str =
-    "MASTERDOWN This server may lack writes until it has heard other replicas (repl-group-size).";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 
 /// Returns true if some commands are refused now.
@@ -84,7 +82,7 @@ fn refusal_of_replica(
     if is_succeeding && flags.contains(flag!(WRITE)) {
         Some(UNHEARD)
     } else if is_succeeding && flags.contains(flag!(READONLY)) && !settings.serve_stale_data {
-        Some(UNCERTAIN)
+        Some(INCOMPLETE)
     } else if is_following && flags.contains(flag!(WRITE)) && settings.replica_read_only {
         Some(READ_ONLY)
     } else if is_following

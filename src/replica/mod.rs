@@ -3,7 +3,9 @@
 
 mod succession;
 
-pub use succession::{Hearing, Lineage, Precedence, Succession, Testimony};
+pub use succession::{
+    Hearing, Lineage, Precedence, Succession, Testimony, parse_formers, shown_formers,
+};
 
 use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use flagstone_storage::journal::Lsn;
@@ -68,6 +70,8 @@ pub enum LinkState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowedEnd {
     pub stream: FormerStream,
+    /// The streams that went over into it, the last one first.
+    pub formers: Vec<FormerStream>,
     /// Database that the stream has selected there.
     pub db: u32,
     /// The last bytes of the stream.
@@ -189,6 +193,8 @@ impl Replica {
         this.set_loading(position.extent == SourceExtent::Part);
         this.offset.store(position.offset, Ordering::Relaxed);
         this.stored.store(position.offset, Ordering::Relaxed);
+        // Until it is decided what it is now, it is a replica that has no primary.
+        this.set_bit(FOLLOWING, !position.id.is_empty());
         let mut link = this.link();
         link.position = position;
         link.own_id = new_id();
@@ -322,9 +328,9 @@ impl Replica {
 
     /// Returns the streams whose changes this server has; `None`: it has no position in one.
     pub fn lineage(&self) -> Option<Lineage> {
-        let SourcePosition { id, offset, extent, former, .. } = self.link().position.clone();
+        let SourcePosition { id, offset, extent, formers, .. } = self.link().position.clone();
         let is_whole = !id.is_empty() && extent == SourceExtent::Whole;
-        is_whole.then_some(Lineage { id, offset, former })
+        is_whole.then_some(Lineage { id, offset, formers })
     }
 
     /// Notes the state of the link of a choice, which may be an older one.
@@ -435,12 +441,12 @@ impl Replica {
     /// Returns the end of the stream that this server has followed, if its data is all of the
     /// primary's there.
     pub fn followed_end(&self) -> Option<FollowedEnd> {
-        let SourcePosition { id, offset, db, extent, .. } = self.link().position.clone();
+        let SourcePosition { id, offset, db, extent, formers, .. } = self.link().position.clone();
         if id.is_empty() || extent != SourceExtent::Whole {
             return None;
         }
         let bytes = self.applied().up_to(offset);
-        Some(FollowedEnd { stream: FormerStream { id, offset }, db, bytes })
+        Some(FollowedEnd { stream: FormerStream { id, offset }, formers, db, bytes })
     }
 }
 

@@ -16,6 +16,9 @@ const OPEN_QUESTIONS: usize = 64;
 /// Servers about which complaints are remembered.
 const MAX_TOLD: usize = 64;
 
+/// Former streams that a message may have.
+const MAX_FORMERS: usize = 16;
+
 /// Word that stands for something that is not there.
 const NOTHING: &str = "-";
 
@@ -25,11 +28,11 @@ pub struct Lineage {
     /// Id of the stream that it follows, and the number of bytes that are applied.
     pub id: Box<[u8]>,
     pub offset: u64,
-    /// The stream that went over into this one; `None`: not known.
-    pub former: Option<FormerStream>,
+    /// The streams that went over into this one, the last one first, as far as they are known.
+    pub formers: Vec<FormerStream>,
 }
 
-/// Precedence of another server's data with that of this one.
+/// Comparison of another server's data with that of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precedence {
     /// It has nothing that this server lacks.
@@ -45,28 +48,31 @@ pub enum Precedence {
 impl Lineage {
     /// Returns that of a server without a position in a stream.
     pub fn of_nobody() -> Self {
-        Self { id: NOTHING.as_bytes().into(), offset: 0, former: None }
+        Self { id: NOTHING.as_bytes().into(), offset: 0, formers: Vec::new() }
     }
 
-    /// Returns the stream in which its data is: the former one, as long as it has nothing else.
+    /// Returns true if it is that of a server without a position.
+    pub fn is_of_nobody(&self) -> bool {
+        *self.id == *NOTHING.as_bytes()
+    }
+
+    /// Returns the stream in which its data is: a former one, as long as it has nothing else.
     fn plain(&self) -> Self {
-        match &self.former {
-            Some(former) if self.offset <= former.offset => {
-                Self { id: former.id.clone(), offset: self.offset, former: None }
-            }
-            _ => self.clone(),
+        let at = self.formers.iter().take_while(|former| self.offset <= former.offset).count();
+        match at.checked_sub(1).map(|last| &self.formers[last]) {
+            Some(former) => Self {
+                id: former.id.clone(),
+                offset: self.offset,
+                formers: self.formers[at..].to_vec(),
+            },
+            None => self.clone(),
         }
     }
 
-    /// Returns where the stream that went over into this one ended, if it is this one.
+    /// Returns where a stream ended that went over into this one, if it did.
     fn end_of(&self, id: &[u8]) -> Option<u64> {
-        let former = self.former.as_ref().filter(|former| *former.id == *id);
+        let former = self.formers.iter().find(|former| *former.id == *id);
         former.map(|former| former.offset)
-    }
-
-    /// Returns true if it has followed a later primary than that of a stream.
-    pub fn went_on_from(&self, id: &[u8]) -> bool {
-        self.plain().end_of(id).is_some()
     }
 
     /// Compares the data of another server.
@@ -95,32 +101,41 @@ pub struct Testimony {
 impl Testimony {
     /// Reads the text of a message.
     pub fn parse(text: &[u8]) -> Option<Self> {
-        let words: Vec<&str> = std::str::from_utf8(text).ok()?.split(' ').collect();
-        let [id, offset, former, end, question] = words[..] else { return None };
-        let given = |word: &str| (word != NOTHING).then(|| word.to_owned());
-        let former = match given(former) {
-            Some(id) => {
-                Some(FormerStream { id: id.into_bytes().into(), offset: end.parse().ok()? })
-            }
-            None => None,
-        };
-        let lineage = Lineage { id: id.as_bytes().into(), offset: offset.parse().ok()?, former };
-        Some(Self { lineage, question: given(question) })
+        let mut words = std::str::from_utf8(text).ok()?.split(' ');
+        let (id, offset) = (words.next()?.as_bytes().into(), words.next()?.parse().ok()?);
+        let question = words.next().map(|word| (word != NOTHING).then(|| word.to_owned()))?;
+        let formers = parse_formers(words)?;
+        Some(Self { lineage: Lineage { id, offset, formers }, question })
     }
 }
 
 impl Display for Testimony {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { lineage: Lineage { id, offset, former }, question } = self;
-        write!(f, "{} {offset} ", String::from_utf8_lossy(id))?;
-        match former {
-            Some(former) => {
-                write!(f, "{} {} ", String::from_utf8_lossy(&former.id), former.offset)?
-            }
-            None => write!(f, "{NOTHING} 0 ")?,
-        }
-        f.write_str(question.as_deref().unwrap_or(NOTHING))
+        let Self { lineage: Lineage { id, offset, formers }, question } = self;
+        let (id, question) = (String::from_utf8_lossy(id), question.as_deref().unwrap_or(NOTHING));
+        write!(f, "{id} {offset} {question}{}", shown_formers(formers))
     }
+}
+
+/// Returns streams as text, with a space before each word.
+pub fn shown_formers(formers: &[FormerStream]) -> String {
+    let shown = |former: &FormerStream| {
+        format!(" {} {}", String::from_utf8_lossy(&former.id), former.offset)
+    };
+    formers.iter().map(shown).collect()
+}
+
+/// Reads streams; `None`: that is malformed, or too many.
+pub fn parse_formers<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Vec<FormerStream>> {
+    let mut formers = Vec::new();
+    while let Some(id) = words.next() {
+        let offset = words.next()?.parse().ok()?;
+        formers.push(FormerStream { id: id.as_bytes().into(), offset });
+        if id.is_empty() || formers.len() > MAX_FORMERS {
+            return None;
+        }
+    }
+    Some(formers)
 }
 
 /// State of the hearing after a message.
@@ -229,9 +244,14 @@ mod tests {
 
     const VALID: Duration = Duration::from_secs(3600);
 
-    fn lineage(id: &str, offset: u64, former: Option<(&str, u64)>) -> Lineage {
-        let former = former.map(|(id, offset)| FormerStream { id: id.as_bytes().into(), offset });
-        Lineage { id: id.as_bytes().into(), offset, former }
+    fn lineage<'a>(
+        id: &str,
+        offset: u64,
+        formers: impl IntoIterator<Item = (&'a str, u64)>,
+    ) -> Lineage {
+        let former = |(id, offset): (&str, u64)| FormerStream { id: id.as_bytes().into(), offset };
+        let formers = formers.into_iter().map(former).collect();
+        Lineage { id: id.as_bytes().into(), offset, formers }
     }
 
     #[test]
@@ -257,6 +277,19 @@ mod tests {
         ] {
             assert_eq!(own.compare(&other), expected, "{other:?}");
         }
+        let own = lineage("z", 200, [("y", 150), ("x", 100)]);
+        for (other, expected) in [
+            (lineage("x", 500, None), Known),
+            (lineage("a", 300, [("z", 250), ("y", 150), ("x", 100)]), More),
+            (lineage("a", 300, [("z", 150), ("y", 150), ("x", 100)]), Later),
+            // They have gone on from one stream on different ways.
+            (lineage("b", 300, [("y", 150), ("x", 100)]), Unrelated),
+        ] {
+            assert_eq!(own.compare(&other), expected, "{other:?}");
+        }
+        // It was to go on with two others, and has the first one's data only.
+        let behind = lineage("z", 90, [("y", 150), ("x", 100)]);
+        assert_eq!(behind.compare(&lineage("x", 95, None)), More);
         let own = lineage("x", 40, Some(("w", 50)));
         for (other, expected) in [
             (lineage("w", 41, None), More),
@@ -271,11 +304,14 @@ mod tests {
     fn a_message_is_read_as_it_is_written() {
         for testimony in [
             Testimony { lineage: lineage("x", 1, None), question: None },
-            Testimony { lineage: lineage("x", 9, Some(("w", 5))), question: Some("1.2".into()) },
+            Testimony {
+                lineage: lineage("x", 9, [("w", 5), ("v", 3)]),
+                question: Some("1.2".into()),
+            },
         ] {
             assert_eq!(Testimony::parse(testimony.to_string().as_bytes()), Some(testimony));
         }
-        for text in ["", "x", "x 1 - 0", "x y - 0 -", "x 1 w z -", "x 1 - 0 - -"] {
+        for text in ["", "x", "x 1", "x y -", "x 1 - w", "x 1 - w z", "x 1 - w 1 v", "x 1 -  1"] {
             assert_eq!(Testimony::parse(text.as_bytes()), None, "{text}");
         }
     }

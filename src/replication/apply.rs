@@ -13,7 +13,7 @@ use crate::transaction::{CommandsOrigin, Transaction, runs_in_unit};
 use crate::transport::PeerAddr;
 use crate::worker::{Peers, Worker, refusal};
 use flagstone_commands::flag;
-use flagstone_storage::encoding::{SourceExtent, SourcePosition};
+use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use flagstone_wire::resp::{Args, OwnedArgs, Reply};
 use std::future::Future;
 use std::rc::Rc;
@@ -137,17 +137,29 @@ impl Applier {
         .await
     }
 
-    /// Becomes a primary: the position is void, and the stream for other replicas of the same primary
-    /// begins where that primary's ended here. Returns the end of the former stream.
+    /// Becomes a primary: the stream for other replicas of the same primary begins where that primary's
+    /// ended here, and the position is void. Returns the end of the former stream.
     pub(super) async fn succeed(&self) -> Result<Option<FollowedEnd>, String> {
         self.on_coordinator(None, |worker| async move {
             let replica = &worker.node.health.replica;
             let end = replica.followed_end();
-            let serial = replica.link().position.serial + 1;
-            store_position(&worker, SourcePosition { serial, ..Default::default() }).await?;
+            let mut formers = Vec::new();
             if let Some(end) = end.clone() {
-                primary::succeed(&worker, end).await;
+                let is_in_group = worker.settings().is_in_group();
+                let own = primary::succeed(&worker, end.clone(), is_in_group).await;
+                match own {
+                    // It is known by them after a start, too.
+                    Ok(own) if is_in_group => {
+                        let own = FormerStream { id: own.into_bytes().into(), offset: u64::MAX };
+                        formers = [vec![own, end.stream], end.formers].concat();
+                    }
+                    Err(reason) if is_in_group => return Err(reason),
+                    _ => {}
+                }
             }
+            let serial = replica.link().position.serial + 1;
+            let void = SourcePosition { serial, formers, ..Default::default() };
+            store_position(&worker, void).await?;
             Ok(end)
         })
         .await
@@ -263,8 +275,9 @@ async fn demote_now(
     node.apply_repl_ack();
     let Some((id, offset, db)) = end else { return Ok(Some(epoch)) };
     let serial = replica.link().position.serial + 1;
-    let (id, former) = (id.into_bytes().into(), node.followers.figures().and_then(|it| it.former));
-    let position = SourcePosition { serial, offset, db, id, former, ..Default::default() };
+    let (id, formers) =
+        (id.into_bytes().into(), node.followers.figures().unwrap_or_default().formers);
+    let position = SourcePosition { serial, offset, db, id, formers, ..Default::default() };
     let stored = worker.partition.borrow_mut().put_source(node.clock.now_ms(), &position);
     let lsn = match stored {
         Ok(lsn) => lsn,

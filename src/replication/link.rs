@@ -123,13 +123,14 @@ impl PrimaryLink {
         let failover = &self.applier.node.followers.failover;
         let number = failover.number();
         let takes_over = failover.is_at(number, FailoverStep::InProgress);
-        let mut former = None;
+        let mut formers = Vec::new();
         if takes_over {
             // The target of the failover becomes the primary.
             asked.push(b"FAILOVER");
-        } else {
+        } else if self.settings().is_in_group() {
+            // Else the data of the primary replaces what is here.
             let choice = (self.epoch, &self.primary);
-            former = testimony::testify(wire, self.replica(), choice).await?;
+            formers = testimony::testify(wire, self.replica(), choice).await?;
         }
         let reply = wire.ask(&asked).await?;
         if takes_over {
@@ -141,14 +142,14 @@ impl PrimaryLink {
             (Some("+CONTINUE"), id, None) if !stored.id.is_empty() => {
                 self.replica().syncs.partial.fetch_add(1, Ordering::Relaxed);
                 match id.map(stream_id).transpose()? {
-                    Some(id) if *id != *stored.id => self.rename_stream(stored, id, former).await,
+                    Some(id) if *id != *stored.id => self.rename_stream(stored, id, formers).await,
                     _ => Ok(stored),
                 }
             }
             (Some("+FULLRESYNC"), Some(id), Some(offset)) => {
                 let parsed = offset.parse().ok().filter(|offset| *offset <= MAX_OFFSET);
                 let offset = parsed.ok_or_else(|| format!("a malformed offset: {reply:?}"))?;
-                self.load_data_set(wire, (stream_id(id)?.into(), offset), former).await
+                self.load_data_set(wire, (stream_id(id)?.into(), offset), formers).await
             }
             _ => Err(format!("it answers PSYNC with {reply:?}")),
         }
@@ -170,10 +171,10 @@ impl PrimaryLink {
         &self,
         stored: SourcePosition,
         id: &[u8],
-        former: Option<FormerStream>,
+        formers: Vec<FormerStream>,
     ) -> Result<SourcePosition, String> {
         let (serial, id) = (stored.serial + 1, id.into());
-        let renamed = SourcePosition { serial, id, former, ..stored };
+        let renamed = SourcePosition { serial, id, formers, ..stored };
         self.applier.put_position(self.epoch, renamed.clone()).await?;
         Ok(renamed)
     }
@@ -182,7 +183,7 @@ impl PrimaryLink {
         &mut self,
         wire: &mut PrimaryWire,
         (id, offset): (Box<[u8]>, u64),
-        former: Option<FormerStream>,
+        formers: Vec<FormerStream>,
     ) -> Result<SourcePosition, String> {
         self.set_state(LinkState::Sync);
         self.is_costly = true;
@@ -203,7 +204,7 @@ impl PrimaryLink {
         };
         let serial = self.replica().link().position.serial + 1;
         let extent = SourceExtent::Whole;
-        let position = SourcePosition { serial, offset, db: loaded.db, extent, id, former };
+        let position = SourcePosition { serial, offset, db: loaded.db, extent, id, formers };
         self.applier.put_position(self.epoch, position.clone()).await?;
         self.replica().set_loading(false);
         self.replica().syncs.full.fetch_add(1, Ordering::Relaxed);

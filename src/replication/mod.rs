@@ -158,6 +158,8 @@ pub async fn promote(
 pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     let settings = node.config.settings();
     let applier = Applier::new(node, peers);
+    // Clients may be there already: a role that they choose comes after this.
+    let _choosing = node.health.replica.choosing.lock().await;
     link::remove_left_over(&settings);
     primary::clean(node).await;
     let synced = node.health.replica.synced.clone();
@@ -183,6 +185,8 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
                 return Ok(());
             }
             applier.forget_position(None, SourceExtent::Whole).await?;
+            node.health.replica.promote(None);
+            node.apply_repl_ack();
         }
     }
     Ok(())

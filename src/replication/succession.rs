@@ -5,10 +5,10 @@ use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
 use crate::followers::REPLICA_LEASE;
 use crate::node::Node;
-use crate::replica::{Hearing, Lineage, Precedence, Testimony};
+use crate::replica::{Hearing, Lineage, Precedence, Testimony, shown_formers};
 use crate::worker::Peers;
 use bytes::BytesMut;
-use flagstone_storage::encoding::{FormerStream, SourcePosition};
+use flagstone_storage::encoding::SourcePosition;
 use std::sync::Arc;
 
 /// Waits from now on until so many other servers are heard.
@@ -35,52 +35,63 @@ pub async fn hear(
 ) -> Result<String, String> {
     let replica = &node.health.replica;
     let _hearing = replica.hearing.lock().await;
-    if let Some(own) = replica.lineage().filter(|_| replica.is_succeeding()) {
-        match own.compare(&said.lineage) {
-            Precedence::Known => {
-                let question = said.question.as_deref();
-                match replica.with_succession(|it| it.hear(server, question, REPLICA_LEASE)) {
-                    Some(Hearing::Asks(question)) => return Ok(format!("AGAIN {question}")),
-                    Some(Hearing::Waits(question)) => return Ok(format!("WAIT {question}")),
-                    Some(Hearing::Enough) => finish(node, peers).await?,
-                    None => {}
+    let own = replica.lineage().filter(|_| replica.is_succeeding());
+    let Some(own) = own else { return admit(node, server, &said.lineage) };
+    match own.compare(&said.lineage) {
+        Precedence::Known => {
+            let question = said.question.as_deref();
+            match replica.with_succession(|it| it.hear(server, question, REPLICA_LEASE)) {
+                Some(Hearing::Asks(question)) => Ok(format!("AGAIN {question}")),
+                Some(Hearing::Waits(question)) => Ok(format!("WAIT {question}")),
+                Some(Hearing::Enough) => {
+                    finish(node, peers).await?;
+                    admit(node, server, &said.lineage)
                 }
+                None => admit(node, server, &said.lineage),
             }
-            Precedence::More => {
-                let Some(rest) = rest else { return Ok(format!("SEND {}", own.offset)) };
-                take(node, peers, &said.lineage, rest).await?;
-                let again = replica.with_succession(|it| it.ask_again(server));
-                return Ok(format!("AGAIN {}", again.as_deref().unwrap_or("-")));
-            }
-            Precedence::Later => return Err(complain(node, server, LATER)),
-            Precedence::Unrelated => return Err(complain(node, server, UNRELATED)),
         }
-    }
-    let stream = node.followers.figures().unwrap_or_default();
-    if was_replaced(node, &stream.id, &said.lineage) {
-        return Err(format!("ERR {server}: {LATER} ({MARK})"));
-    }
-    Ok(match stream.former {
-        Some(FormerStream { id, offset }) => {
-            format!("OK {} {offset}", String::from_utf8_lossy(&id))
+        Precedence::More => {
+            let Some(rest) = rest else { return Ok(format!("SEND {}", own.offset)) };
+            take(node, peers, &said.lineage, rest).await?;
+            let again = replica.with_succession(|it| it.ask_again(server));
+            Ok(format!("AGAIN {}", again.as_deref().unwrap_or("-")))
         }
-        None => "OK".to_owned(),
-    })
+        Precedence::Later => Err(complain(node, server, LATER)),
+        Precedence::Unrelated => Err(complain(node, server, UNRELATED)),
+    }
 }
 
-/// Returns true if a replica has followed a successor of this primary: what that one has acknowledged
-/// is with the replica, and it must not load the data of this server instead.
-fn was_replaced(node: &Node, own: &str, other: &Lineage) -> bool {
-    node.config.settings().is_in_group()
-        && !node.health.replica.is_following()
-        && other.went_on_from(own.as_bytes())
+/// Answers a server that wants to follow this one, which does not hear others now. In a group, nobody's
+/// data is replaced that this server lacks.
+fn admit(node: &Node, server: &str, other: &Lineage) -> Result<String, String> {
+    if !node.config.settings().is_in_group() {
+        return Ok("OK".to_owned());
+    }
+    let error = |reason: &str| Err(format!("ERR {server}: {reason} ({MARK})"));
+    let stream = node.followers.figures().unwrap_or_default();
+    if other.is_of_nobody() {
+        return Ok(format!("OK{}", shown_formers(&stream.formers)));
+    }
+    if node.health.replica.is_following() {
+        return error(NO_PRIMARY);
+    }
+    let id = stream.id.as_bytes().into();
+    let own = Lineage { id, offset: stream.end, formers: stream.formers };
+    match own.compare(other) {
+        Precedence::Known => Ok(format!("OK{}", shown_formers(&own.formers))),
+        Precedence::More | Precedence::Later => error(LATER),
+        Precedence::Unrelated => error(UNRELATED),
+    }
 }
 
 /// Part of every error of a hearing.
 pub(super) const MARK: &str = "repl-group-size";
 
-const LATER: &str = "it has followed a later primary than this server: promote that one instead";
-const UNRELATED: &str = "it has no stream in common with this server, and does not count";
+const LATER: &str =
+    "it has what this server lacks, as it has followed a later primary: promote that one instead";
+const UNRELATED: &str = "it has no stream in common with this server, and does not count (with \
+     CONFIG SET repl-group-size 0 there, its data would be replaced)";
+const NO_PRIMARY: &str = "this server is a replica itself";
 
 /// Logs a complaint about a server, which comes again each second, once; returns the error.
 fn complain(node: &Node, server: &str, reason: &str) -> String {
@@ -118,8 +129,8 @@ async fn take(
     if position.offset != other.offset {
         return Err(failed(format!("it ends at {}, not at {}", position.offset, other.offset)));
     }
-    let (serial, id, former) = (position.serial + 1, other.id.clone(), other.former.clone());
-    let renamed = SourcePosition { serial, id, former, ..position };
+    let (serial, id, formers) = (position.serial + 1, other.id.clone(), other.formers.clone());
+    let renamed = SourcePosition { serial, id, formers, ..position };
     applier.put_position(epoch, renamed).await.map_err(failed)
 }
 

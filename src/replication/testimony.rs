@@ -5,7 +5,7 @@ use super::OTHER;
 use super::succession::MARK;
 use super::wire::PrimaryWire;
 use crate::followers::promised_for;
-use crate::replica::{Lineage, Primary, Replica, Testimony};
+use crate::replica::{Lineage, Primary, Replica, Testimony, parse_formers};
 use flagstone_storage::encoding::FormerStream;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
@@ -17,8 +17,8 @@ const HEARING: Duration = Duration::from_secs(30);
 /// Interval meanwhile.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Tells a primary the data of this server. `epoch`: the choice of that primary. Returns the stream that
-/// went over into the primary's own, if it names one.
+/// Tells a primary the data of this server. `epoch`: the choice of that primary. Returns the streams that
+/// went over into the primary's own, if it names some.
 ///
 /// # Errors
 /// The connection breaks, or the primary does not want a stream to be asked for yet.
@@ -26,7 +26,7 @@ pub(super) async fn testify(
     wire: &mut PrimaryWire,
     replica: &Replica,
     (epoch, primary): (u64, &Primary),
-) -> Result<Option<FormerStream>, String> {
+) -> Result<Vec<FormerStream>, String> {
     let begun = Instant::now();
     let lineage = replica.lineage().unwrap_or_else(Lineage::of_nobody);
     let mut testimony = Testimony { lineage, question: None };
@@ -43,10 +43,8 @@ pub(super) async fn testify(
         rest = None;
         let words: Vec<&str> = reply.split_ascii_whitespace().collect();
         match words[..] {
-            ["+OK", id, offset] => {
-                let offset = offset.parse().ok();
-                let id = id.as_bytes().into();
-                return Ok(offset.map(|offset| FormerStream { id, offset }));
+            ["+OK", ref formers @ ..] => {
+                return Ok(parse_formers(formers.iter().copied()).unwrap_or_default());
             }
             ["+AGAIN", question] => testimony.question = Some(question.to_owned()),
             ["+WAIT", question] => {
@@ -55,7 +53,7 @@ pub(super) async fn testify(
             }
             ["+SEND", from] => rest = Some(rest_from(replica, from)?),
             // A server of another kind does not know that.
-            _ if reply.starts_with('+') || !reply.contains(MARK) => return Ok(None),
+            _ if reply.starts_with('+') || !reply.contains(MARK) => return Ok(Vec::new()),
             _ => return Err(format!("it does not take this server: {}", &reply[1..])),
         }
     }

@@ -229,21 +229,21 @@ fn what_strangers_say_does_not_count() {
         let words = [&["REPLCONF", "POSITION", text][..], rest].concat();
         ask(next, &words)
     };
-    for wrong in ["", "x", "x 1 - 0", "x y - 0 -", "x 1 w z -", "x 1 - 0 - -"] {
+    for wrong in ["", "x", "x 1", "x y -", "x 1 - w", "x 1 - w z", "x 1 - w 1 v"] {
         assert_eq!(said(&mut next, wrong, &[]), "ERR syntax error", "{wrong}");
     }
-    let reply = said(&mut next, "another 5 - 0 -", &[]);
+    let reply = said(&mut next, "another 5 -", &[]);
     assert!(reply.contains("no stream in common"), "{reply}");
-    let reply = said(&mut next, &format!("{id} {end} - 0 -"), &[]);
+    let reply = said(&mut next, &format!("{id} {end} -"), &[]);
     assert!(reply.contains("SEND"), "{reply}");
     for rest in ["", "*1\r\n$4\r\nPING\r\n", "garbage"] {
-        let reply = said(&mut next, &format!("{id} {end} - 0 -"), &["REST", rest]);
+        let reply = said(&mut next, &format!("{id} {end} -"), &["REST", rest]);
         assert!(reply.contains("the end of the stream"), "{reply}");
     }
     // A question has to be answered, by a server that has nothing more.
-    let asks = said(&mut next, &format!("{id} 1 - 0 -"), &[]);
+    let asks = said(&mut next, &format!("{id} 1 -"), &[]);
     assert!(asks.contains("AGAIN"), "{asks}");
-    let asks = said(&mut next, &format!("{id} 1 - 0 0123456789abcdef.1"), &[]);
+    let asks = said(&mut next, &format!("{id} 1 0123456789abcdef.1"), &[]);
     assert!(asks.contains("AGAIN"), "{asks}");
     refused(&mut next);
     for words in [&["PSYNC", "?", "-1"][..], &["SYNC"], &["FAILOVER"]] {
@@ -282,4 +282,105 @@ fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
     assert_eq!(kept, "int(8)");
     assert_eq!(count(&mut next, "sync_full"), 0);
     other.signal(Signal::CONT);
+}
+
+#[test]
+fn a_later_primary_that_was_killed_does_not_load_the_data_of_an_old_one() {
+    let (mut old, mut new, mut other) = group();
+    let (mut next, mut third) = (new.client(), other.client());
+    old.kill();
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    replicaof(&mut third, new.port());
+    until("writes are accepted", || ask(&mut next, &["SET", "w", "1"]) == "ok");
+    // And once more, so that the old one does not know the last primary's stream at all.
+    run(&mut third, &["REPLICAOF NO ONE"]);
+    replicaof(&mut next, other.port());
+    until("writes are accepted", || ask(&mut third, &["SET", "w", "2"]) == "ok");
+    old.restart();
+    for server in [&mut new, &mut other] {
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        replicaof(&mut client, old.port());
+        until("it is refused", || {
+            info(&mut client, "master_link_down_reason").contains("it has followed a later primary")
+        });
+        run(&mut client, &["CONFIG SET replica-serve-stale-data yes"]);
+        assert_eq!(ask(&mut client, &["GET", "w"]), "2");
+    }
+    // The old one hears the others, if it is to follow them first.
+    let (mut next, mut third) = (new.client(), other.client());
+    run(&mut third, &["REPLICAOF NO ONE"]);
+    replicaof(&mut next, other.port());
+    until("writes are accepted", || ask(&mut third, &["SET", "w", "3"]) == "ok");
+    let mut client = old.client();
+    replicaof(&mut client, other.port());
+    until("it has the new value", || ask(&mut client, &["GET", "w"]) == "3");
+}
+
+#[test]
+fn from_its_start_on_a_server_that_is_to_be_promoted_gives_its_data_to_nobody() {
+    let (mut old, mut new, other) = group();
+    let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
+    write_behind(&new, &mut client, 1, 5);
+    old.kill();
+    new.signal(Signal::CONT);
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    for _ in 0..2 {
+        new.kill();
+        new.restart();
+        replicaof(&mut third, new.port());
+        has(&mut third, 5);
+    }
+    let mut next = new.client();
+    has(&mut next, 5);
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(6)");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+}
+
+#[test]
+fn a_role_that_is_chosen_right_after_the_start_comes_after_the_first_one() {
+    let (old, mut new, _other) = group();
+    for _ in 0..2 {
+        new.kill();
+        new.restart();
+        let mut next = new.client();
+        replicaof(&mut next, old.port());
+        std::thread::sleep(Duration::from_millis(2500));
+        assert_eq!(info(&mut next, "role"), "slave");
+        until("it follows", || info(&mut next, "master_link_status") == "up");
+    }
+}
+
+#[test]
+fn transactions_from_before_a_promotion_show_nothing_old() {
+    let (old, new, _other) = group();
+    let (mut client, next) = (old.client(), new.client());
+    // It keeps the first value.
+    replicaof(&mut new.client(), 1);
+    write(&mut client, 1, 5);
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let readers: Vec<_> = (0..4)
+        .map(|_| {
+            let (mut reader, stop) = (new.client(), stop.clone());
+            std::thread::spawn(move || {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    run(&mut reader, &["MULTI"]);
+                    let _: Value = cmd("ROLE").query(&mut reader).expect("queued");
+                    let _: Result<Value, _> = cmd("GET").arg("a").query(&mut reader);
+                    let said = ask(&mut reader, &["EXEC"]);
+                    assert!(!said.contains("master") || !said.contains("'\"0\"'"), "{said}");
+                }
+            })
+        })
+        .collect();
+    let mut next = next;
+    for _ in 0..10 {
+        replicaof(&mut next, 1);
+        run(&mut next, &["REPLICAOF NO ONE"]);
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    for reader in readers {
+        reader.join().expect("nothing old was shown");
+    }
 }

@@ -56,18 +56,43 @@ async fn begin_at_rest(
 }
 
 /// Begins the stream of a server that has followed another one, and still refuses writes: other
-/// replicas of the same primary go on with it. Replicas of its own keep the stream that they have.
-pub(crate) async fn succeed(worker: &Rc<Worker>, followed: FollowedEnd) {
+/// replicas of the same primary go on with it. Replicas of its own keep the stream that they have, but not
+/// in a group (`begins_anew`). Returns the id of the stream.
+///
+/// # Errors
+/// Returns the reason if there is none.
+pub(crate) async fn succeed(
+    worker: &Rc<Worker>,
+    followed: FollowedEnd,
+    begins_anew: bool,
+) -> Result<String, String> {
     let followers = &worker.node.followers;
     let _turn = followers.turn.lock().await;
-    if followers.figures().is_some() && !followers.all().is_empty() {
-        return;
+    let id = || followers.figures().map(|stream| stream.id);
+    if let Some(id) = id()
+        && !followers.all().is_empty()
+    {
+        if !begins_anew {
+            return Ok(id);
+        }
+        disconnect_all(&worker.node);
     }
     if let Err(error) = begin_at_rest(worker, Some(followed)).await {
         tracing::warn!(
             reason = error.text,
             "replicas of the former primary will get the whole data set"
         );
+        return Err(error.text);
+    }
+    id().ok_or_else(|| "ERR the stream for replicas has ended".to_owned())
+}
+
+/// Disconnects the replicas, which cannot go on with another stream.
+fn disconnect_all(node: &Node) {
+    for follower in node.followers.all() {
+        if let Some(client) = node.clients.get(follower.client) {
+            client.kill();
+        }
     }
 }
 
@@ -86,11 +111,7 @@ pub(crate) async fn end_stream(node: &Node, peers: &Peers) {
         return;
     }
     node.followers.end();
-    for follower in node.followers.all() {
-        if let Some(client) = node.clients.get(follower.client) {
-            client.kill();
-        }
-    }
+    disconnect_all(node);
     // A worker that has ended gathers none.
     let _ = want_words(peers, false).await;
     tracing::info!("the stream for replicas has ended");
@@ -111,7 +132,8 @@ pub(crate) fn resume(node: &Arc<Node>, tail: Option<FeedTail>) {
         node.apply_repl_ack();
     }
     let Some(tail) = tail else { return };
-    if node.followers.resume(&tail, node.clock.now_ms()) {
+    let known = node.health.replica.link().position.formers.clone();
+    if node.followers.resume(&tail, &known, node.clock.now_ms()) {
         let figures = node.followers.figures().unwrap_or_default();
         tracing::info!(id = figures.id, offset = figures.end, "the stream for replicas goes on");
     }

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! C s | serial u64 | offset u64 | db u32 | extent u8 | id
-//! C s | serial u64 | offset u64 | db u32 | extent u8 | id of 40 bytes | former offset u64 | former id
+//! C s | serial u64 | offset u64 | db u32 | extent u8 | id of 40 bytes | (end u64 | id of 40 bytes)*
 //! ```
+//!
+//! The second form has the former streams, the last one first. A primary has an id of NULs there, and its own
+//! stream first, with an end of all ones.
 //!
 //! The row is in the record of the rows that the stream has changed, in one of their shards: so the
 //! position is exactly that of the data, after any crash. Of several shards' rows the one with the
@@ -27,8 +30,11 @@ pub enum SourceExtent {
     Part,
 }
 
-/// Length of an id that a former stream may be behind.
+/// Length of the ids in the form with former streams.
 const ID: usize = 40;
+
+/// Number of former streams that are stored, at most.
+const MAX_FORMERS: usize = 5;
 
 /// A stream that ended, and went over into another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +56,9 @@ pub struct SourcePosition {
     pub extent: SourceExtent,
     /// Replication id of the stream; empty if the data is not that of a stream.
     pub id: Box<[u8]>,
-    /// The stream that went over into this one; `None`: not known. Ids of less or more than 40 bytes have
-    /// none.
-    pub former: Option<FormerStream>,
+    /// The streams that went over into this one, the last one first, as far as they are known and their ids
+    /// have 40 bytes. Without an id, the first one is this server's own stream.
+    pub formers: Vec<FormerStream>,
 }
 
 impl SourcePosition {
@@ -71,8 +77,15 @@ impl SourcePosition {
             SourceExtent::Whole => 0,
             SourceExtent::Part => 1,
         });
-        out.extend_from_slice(&self.id);
-        if let Some(former) = self.former.as_ref().filter(|_| self.id.len() == ID) {
+        let is_whole = |former: &&FormerStream| former.id.len() == ID;
+        let mut formers = self.formers.iter().take(MAX_FORMERS).take_while(is_whole).peekable();
+        let has_formers = formers.peek().is_some() && (self.id.is_empty() || self.id.len() == ID);
+        if !has_formers {
+            out.extend_from_slice(&self.id);
+            return out;
+        }
+        out.extend_from_slice(if self.id.is_empty() { &[0; ID] } else { &self.id });
+        for former in formers {
             out.extend_from_slice(&former.offset.to_be_bytes());
             out.extend_from_slice(&former.id);
         }
@@ -90,21 +103,18 @@ impl SourcePosition {
             1 => SourceExtent::Part,
             _ => return None,
         };
-        let (id, rest) = id.split_at_checked(ID).unwrap_or((id, &[]));
-        let former = match rest.split_first_chunk() {
-            Some((offset, id)) => {
-                Some(FormerStream { id: id.into(), offset: u64::from_be_bytes(*offset) })
-            }
-            None if rest.is_empty() => None,
-            None => return None,
+        let (id, formers) = match id.split_at_checked(ID) {
+            Some((id, rest)) if !rest.is_empty() => (id, decode_formers(rest)?),
+            _ => (id, Vec::new()),
         };
+        let id = if id == [0; ID] { &[] } else { id };
         Some(Self {
             serial: u64::from_be_bytes(*serial),
             offset: u64::from_be_bytes(*offset),
             db: u32::from_be_bytes(*db),
             extent,
             id: id.into(),
-            former,
+            formers,
         })
     }
 
@@ -115,6 +125,15 @@ impl SourcePosition {
     }
 }
 
+fn decode_formers(bytes: &[u8]) -> Option<Vec<FormerStream>> {
+    let (formers, rest) = bytes.as_chunks::<{ 8 + ID }>();
+    let decode = |former: &[u8; 8 + ID]| {
+        let (end, id) = former.split_first_chunk()?;
+        Some(FormerStream { id: id.into(), offset: u64::from_be_bytes(*end) })
+    };
+    rest.is_empty().then(|| formers.iter().map(decode).collect())?
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,17 +142,22 @@ mod tests {
     #[test]
     fn a_position_roundtrips() {
         let (extent, id) = (SourceExtent::Part, b"0123456789"[..].into());
-        let former = None;
-        let position = SourcePosition { serial: 3, offset: 1 << 40, db: 7, extent, id, former };
+        let formers = Vec::new();
+        let position = SourcePosition { serial: 3, offset: 1 << 40, db: 7, extent, id, formers };
         assert_eq!(SourcePosition::decode(&position.encode()), Some(position.clone()));
         assert_eq!(SourcePosition::decode(&position.encode()[..HEAD - 1]), None);
-        let former = FormerStream { id: b"former"[..].into(), offset: 5 };
-        let id = b"i".repeat(ID).into();
-        let long = SourcePosition { id, former: Some(former), ..position.clone() };
-        assert_eq!(SourcePosition::decode(&long.encode()), Some(long.clone()));
-        assert_eq!(SourcePosition::decode(&long.encode()[..HEAD + ID + 7]), None);
-        let alone = SourcePosition { former: None, ..long };
-        assert_eq!(SourcePosition::decode(&alone.encode()), Some(alone));
+        let former = |n: u8| FormerStream { id: [n; ID].into(), offset: n.into() };
+        for id in [vec![b'i'; ID], Vec::new()] {
+            let formers = (1..=MAX_FORMERS as u8).map(former).collect();
+            let long = SourcePosition { id: id.into(), formers, ..position.clone() };
+            assert_eq!(SourcePosition::decode(&long.encode()), Some(long.clone()));
+            assert_eq!(SourcePosition::decode(&long.encode()[..HEAD + ID + 7]), None);
+            let mut more = long.clone();
+            more.formers.push(former(9));
+            assert_eq!(SourcePosition::decode(&more.encode()), Some(long.clone()));
+            let alone = SourcePosition { formers: Vec::new(), ..long };
+            assert_eq!(SourcePosition::decode(&alone.encode()), Some(alone));
+        }
         let mut damaged = position.encode();
         damaged[HEAD - 1] = 2;
         assert_eq!(SourcePosition::decode(&damaged), None);

@@ -25,8 +25,10 @@ impl Page<'_> {
         let id = if following && !stream_id.is_empty() { stream_id } else { link.own_id };
         let stream = self.node.followers.figures();
         // Replicas of the former primary go on with the stream, if it begins there.
-        let former =
-            stream.as_ref().and_then(|stream| stream.former.clone()).filter(|_| !following);
+        let former = stream
+            .as_ref()
+            .and_then(|stream| stream.formers.first().cloned())
+            .filter(|_| !following);
         let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
         let former_offset = former.as_ref().map(|former| former.offset);
         let end = stream.as_ref().map(|stream| stream.end);
