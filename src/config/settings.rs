@@ -423,7 +423,7 @@ settings! {
     maxmemory_eviction_tenacity: u32 = |v, _| v.number("maxmemory-eviction-tenacity");
     /// True if removals are sent to replicas as UNLINK: expired keys, evicted ones, those that commands
     /// remove in passing.
-    lazy_removals: [bool; 3] = |v, _| ["expire", "eviction", "server-del"].map(|cause| v.flag(&format!("lazyfree-lazy-{cause}")));
+    lazy_removals: [bool; 3] = |v, _| ["lazyfree-lazy-expire", "lazyfree-lazy-eviction", "lazyfree-lazy-server-del"].map(|name| v.flag(name));
     notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
 
     // Cluster.
