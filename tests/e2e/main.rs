@@ -22,6 +22,7 @@ mod functions;
 mod hostile;
 mod http;
 mod keyspace;
+mod large_replies;
 mod many_keys;
 mod migrate;
 mod moving;

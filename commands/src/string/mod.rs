@@ -14,12 +14,29 @@ use crate::DataSettings;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use flagstone_wire::resp::Reply;
+use std::ops::Range;
 
 /// Writes a string as a bulk string; fails with its chunks that are not in memory.
 fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
     match value {
-        Str::Int(n) => out.bulk_int(*n),
-        other => out.bulk(&other.whole()?),
+        Str::Int(n) => {
+            out.bulk_int(*n);
+            Ok(())
+        }
+        other => bulk_range(out, other, 0..other.len()),
+    }
+}
+
+/// Writes a range inside a string as a bulk string; fails with its chunks that are not in memory. A
+/// big one is copied once, and only if there is room for it.
+fn bulk_range(out: &mut Reply, value: &Str, range: Range<usize>) -> Result<(), Part> {
+    match value {
+        Str::Big(_) => {
+            let start = range.start;
+            let pieces = value.pieces(range.clone())?;
+            out.bulk_of(range.len(), pieces.map(|(at, piece)| (at - start, piece)));
+        }
+        other => out.bulk(&other.range(range)?),
     }
     Ok(())
 }

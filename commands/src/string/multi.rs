@@ -4,14 +4,36 @@ use super::bulk;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::Value;
+use flagstone_storage::value::{Str, Value};
 use flagstone_wire::resp::Args;
+use flagstone_wire::resp::reply::FRAME;
+
+/// Makes room for the strings of keys at once: if there is too little, none of them is copied.
+fn reserve(cx: &mut Ctx<'_>, names: Args<'_>) -> Outcome {
+    let (mut all, mut greatest) = (0, 0);
+    for name in names.iter() {
+        if let Some(Value::Str(s)) = cx.store.peek(cx.db, name)?.map(|entry| &entry.value) {
+            let size = s.len() + FRAME;
+            all += size;
+            greatest = size.max(greatest);
+        }
+    }
+    cx.out.reserve(all, greatest);
+    Ok(())
+}
 
 /// `MGET key [key …]`
 fn mget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     cx.out.array(args.len() - 1);
-    for name in args.iter().skip(1) {
-        match cx.store.entry(cx.db, name)?.map(|entry| &entry.value) {
+    let mut is_reserved = false;
+    for (at, name) in args.iter().enumerate().skip(1) {
+        let mut value = cx.store.entry(cx.db, name)?.map(|entry| &entry.value);
+        if !is_reserved && matches!(value, Some(Value::Str(Str::Big(_)))) {
+            is_reserved = true;
+            reserve(cx, args.skip(at))?;
+            value = cx.store.peek(cx.db, name)?.map(|entry| &entry.value);
+        }
+        match value {
             Some(Value::Str(s)) => bulk(cx.out, s).or_load(cx.db, name)?,
             _ => cx.out.null(),
         }

@@ -1,6 +1,6 @@
 //! Parts of strings. Of a big string only the affected chunks are loaded and written.
 
-use super::grown_len;
+use super::{bulk_range, grown_len};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
@@ -96,7 +96,7 @@ fn getrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     match cx.store.string(cx.db, name)? {
         Some(s) => {
             let range = range_within(s.len(), start, end);
-            cx.out.bulk(&s.range(range).or_load(cx.db, name)?);
+            bulk_range(cx.out, s, range).or_load(cx.db, name)?;
         }
         None => cx.out.bulk(b""),
     }

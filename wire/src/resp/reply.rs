@@ -30,7 +30,7 @@ pub struct Mark {
 const PLACEHOLDER: &[u8] = b"*0\r\n";
 
 /// Maximum size of a bulk string's header and end, in bytes.
-const FRAME: usize = 24;
+pub const FRAME: usize = 24;
 
 /// Initial capacity of a buffer in bytes.
 const FIRST: usize = 64;
@@ -199,6 +199,22 @@ impl Reply {
         }
         self.header(b'$', bytes.len());
         self.buf.extend_from_slice(bytes);
+        self.buf.extend_from_slice(b"\r\n");
+    }
+
+    /// Appends a bulk string of `len` bytes in pieces, each with its offset in the string and behind
+    /// the one before; the bytes between them are zeros. If it does not fit, no piece is read.
+    pub fn bulk_of(&mut self, len: usize, pieces: impl Iterator<Item = (usize, impl AsRef<[u8]>)>) {
+        if self.is_lost() || !self.has_room(len + FRAME) {
+            return;
+        }
+        self.header(b'$', len);
+        let start = self.buf.len();
+        for (at, piece) in pieces {
+            self.buf.resize(start + at, 0);
+            self.buf.extend_from_slice(piece.as_ref());
+        }
+        self.buf.resize(start + len, 0);
         self.buf.extend_from_slice(b"\r\n");
     }
 
@@ -378,6 +394,16 @@ impl Reply {
             self.discard_rest();
         } else {
             self.append(other.as_bytes());
+        }
+    }
+
+    /// Makes room at once for `bytes` more bytes of strings, the greatest of which takes `greatest`.
+    /// If they do not fit, none of them is to be rendered ([`Reply::is_lost`]).
+    pub fn reserve(&mut self, bytes: usize, greatest: usize) {
+        self.greatest = self.greatest.max(greatest);
+        let wanted = self.buf.len().saturating_add(bytes);
+        if wanted > self.buf.capacity() && !self.is_lost() && !self.grow(wanted) {
+            self.discard_rest();
         }
     }
 

@@ -36,6 +36,20 @@ fn plain_types() {
 }
 
 #[test]
+fn a_string_in_pieces_has_zeros_between_them() {
+    let pieces = |len, pieces: &'static [(usize, &str)]| {
+        move |r: &mut Reply| {
+            r.int(1);
+            r.bulk_of(len, pieces.iter().copied());
+        }
+    };
+    same(pieces(0, &[]), r":1\r\n$0\r\n\r\n");
+    same(pieces(3, &[]), r":1\r\n$3\r\n\x00\x00\x00\r\n");
+    same(pieces(4, &[(0, "ab"), (2, "cd")]), r":1\r\n$4\r\nabcd\r\n");
+    same(pieces(6, &[(1, "a"), (3, "b")]), r":1\r\n$6\r\n\x00a\x00b\x00\x00\r\n");
+}
+
+#[test]
 fn integers() {
     for value in [0, 1, 9, 10, -1, 255, 256, i64::MAX, i64::MIN] {
         same(|r| r.int(value), &format!(r":{value}\r\n"));

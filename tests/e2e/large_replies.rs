@@ -1,0 +1,82 @@
+//! Large replies take little more than their own memory, and next to none if they do not fit.
+
+use super::Server;
+
+const MIB: usize = 1 << 20;
+
+/// Returns the bytes that the server takes beyond its present memory while `ask` runs.
+fn most_beside(server: &Server, ask: impl FnOnce()) -> u64 {
+    // The peak begins anew.
+    std::fs::write(format!("/proc/{}/clear_refs", server.pid()), "5").expect("written");
+    let before = server.rss();
+    ask();
+    server.peak_rss().saturating_sub(before)
+}
+
+#[track_caller]
+fn refused(client: &mut redis::Connection, ask: &redis::Cmd) {
+    let error = ask.query::<()>(client).expect_err("it does not fit");
+    assert!(error.to_string().contains("maxmemory-clients"), "{error}");
+}
+
+/// Returns a server with a string of 48 MiB, 16 strings of 2 MiB, and a list of 20 MiB in elements of
+/// 64 bytes, which have been read, and a connection.
+fn with_large_values() -> (Server, redis::Connection) {
+    let options = ["--workers", "1", "--memory-budget", "1gb"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    let set = |client: &mut redis::Connection, key: &str, bytes: usize| {
+        let () = redis::cmd("SET").arg(key).arg(vec![b'v'; bytes]).query(client).expect("SET");
+    };
+    set(&mut client, "large", 48 * MIB);
+    (0..16).for_each(|n| set(&mut client, &format!("k{n}"), 2 * MIB));
+    for _ in 0..20 {
+        let items = vec![vec![b'e'; 64]; MIB / 64];
+        let () = redis::cmd("RPUSH").arg("list").arg(items).query(&mut client).expect("RPUSH");
+    }
+    drop(client);
+    // What is on its way to the disk changes the memory meanwhile.
+    server.stop();
+    server.restart();
+    let mut client = server.client();
+    let all = keys().into_iter().map(|key| redis::cmd("GET").arg(key).clone());
+    let all = all.chain([redis::cmd("GET").arg("large").clone(), lrange()]);
+    all.for_each(|ask| ask.exec(&mut client).expect("read"));
+    (server, client)
+}
+
+fn keys() -> Vec<String> {
+    (0..16).map(|n| format!("k{n}")).collect()
+}
+
+fn lrange() -> redis::Cmd {
+    redis::cmd("LRANGE").arg("list").arg(0).arg(-1).clone()
+}
+
+#[test]
+fn a_large_value_is_copied_once_into_its_reply() {
+    let (server, mut client) = with_large_values();
+    let mut most = |ask: &redis::Cmd| {
+        most_beside(&server, || ask.exec(&mut client).expect("it fits")) as usize / MIB
+    };
+    let taken = most(redis::cmd("GET").arg("large"));
+    assert!(taken < 72, "GET: {taken} MiB for 48");
+    let taken = most(redis::cmd("GETRANGE").arg("large").arg(1).arg(-1));
+    assert!(taken < 72, "GETRANGE: {taken} MiB for 48");
+    let taken = most(redis::cmd("MGET").arg(keys()));
+    assert!(taken < 40, "MGET: {taken} MiB for 32");
+}
+
+#[test]
+fn a_reply_that_does_not_fit_is_not_begun() {
+    let (server, mut client) = with_large_values();
+    let () = redis::cmd("CONFIG")
+        .arg(&["SET", "maxmemory-clients", "12mb"])
+        .query(&mut client)
+        .expect("CONFIG SET");
+    let all = [redis::cmd("GET").arg("large").clone(), redis::cmd("MGET").arg(keys()).clone()];
+    for ask in all {
+        let taken = most_beside(&server, || refused(&mut client, &ask)) as usize / MIB;
+        assert!(taken < 4, "{taken} MiB");
+    }
+}
