@@ -147,8 +147,8 @@ pub struct Client {
     watch: Mutex<Option<Arc<Watch>>>,
     /// True if it was closed because it read its replies or messages too slowly.
     too_slow: AtomicBool,
-    /// True if it is closed because it took too much memory.
-    greedy: AtomicBool,
+    /// Bytes that it took if it is closed because that was too much; 0 if it is not.
+    greedy_bytes: AtomicU64,
     /// Turn of its blocked command, which CLIENT UNBLOCK ends.
     turn: Mutex<Option<Arc<Turn>>>,
     killed: AtomicBool,
@@ -200,7 +200,7 @@ impl Client {
             outbox: Outbox::default(),
             watch: Mutex::default(),
             too_slow: AtomicBool::new(false),
-            greedy: AtomicBool::new(false),
+            greedy_bytes: AtomicU64::new(0),
             turn: Mutex::default(),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
@@ -537,12 +537,12 @@ impl Client {
 
     /// Marks it as taking too much memory; it is about to be closed.
     pub fn set_greedy(&self) {
-        self.greedy.store(true, Ordering::Relaxed);
+        self.greedy_bytes.store(self.memory(), Ordering::Relaxed);
     }
 
-    /// Returns true if it is closed because it took too much memory.
-    pub fn is_greedy(&self) -> bool {
-        self.greedy.load(Ordering::Relaxed)
+    /// Returns the bytes that it took if it is closed because that was too much; 0 if it is not.
+    pub fn greedy_bytes(&self) -> u64 {
+        self.greedy_bytes.load(Ordering::Relaxed)
     }
 
     /// Asks the connection's task to close it.

@@ -27,6 +27,8 @@ pub struct Clients {
     strangers: AtomicUsize,
     /// Number of sockets whose clients took too much memory, and which are about to be closed.
     leaving: AtomicUsize,
+    /// Bytes that these clients took.
+    left_bytes: AtomicU64,
     arrivals: Arc<Arrivals>,
     farewells: Farewells,
     /// Time of the last eviction of clients.
@@ -142,12 +144,12 @@ impl Clients {
         client.kill();
     }
 
-    /// Waits until the socket of a client that took too much memory may be closed. It counts as a
-    /// connection until then.
-    pub async fn part(&self, now_ms: u64) {
-        let pause = self.farewells.pause(now_ms);
+    /// Waits until the socket of a client that took too much memory, `bytes`, may be closed. It
+    /// counts as a connection until then.
+    pub async fn part(&self, now_ms: u64, bytes: u64) {
+        let pause = self.farewells.pause(now_ms, bytes);
         if !pause.is_zero() {
-            let _place = Leaving::new(&self.leaving);
+            let _place = Leaving::new(self, bytes);
             tokio::time::sleep(pause).await;
         }
     }
@@ -200,7 +202,8 @@ impl Clients {
 
     /// Closes the clients that take most memory, except those with CLIENT NO-EVICT ON, until all
     /// together are within the limit. A client within the limit of a single one is spared while the
-    /// others keep to theirs.
+    /// others keep to theirs, and those that are closed for their memory count among the others until
+    /// their sockets are closed: else of many that take too much, one after the other would be.
     pub fn evict(&self, limit: Limit) {
         if limit.all == 0 {
             return;
@@ -212,9 +215,10 @@ impl Clients {
             return;
         }
         clients.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        let left = self.left_bytes.load(Ordering::Relaxed);
         for (bytes, client) in clients {
             let is_single = limit.single > limit.all && bytes <= limit.single;
-            if total <= limit.all || (is_single && total - bytes <= limit.all) {
+            if total <= limit.all || (is_single && total - bytes + left <= limit.all) {
                 break;
             }
             if client.is(ClientState::NO_EVICT) {
@@ -230,18 +234,23 @@ impl Clients {
 }
 
 /// A socket that is about to be closed.
-struct Leaving<'a>(&'a AtomicUsize);
+struct Leaving<'a> {
+    clients: &'a Clients,
+    bytes: u64,
+}
 
 impl<'a> Leaving<'a> {
-    fn new(leaving: &'a AtomicUsize) -> Self {
-        leaving.fetch_add(1, Ordering::Relaxed);
-        Self(leaving)
+    fn new(clients: &'a Clients, bytes: u64) -> Self {
+        clients.leaving.fetch_add(1, Ordering::Relaxed);
+        clients.left_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Self { clients, bytes }
     }
 }
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.clients.leaving.fetch_sub(1, Ordering::Relaxed);
+        self.clients.left_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -400,6 +409,30 @@ mod tests {
         clients.get(2).expect("spared").query_bytes.store(100_001, Ordering::Relaxed);
         clients.evict(limit);
         assert!(clients.get(2).is_none(), "more than a single one may take");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn none_is_spared_while_those_that_took_too_much_are_leaving() {
+        let clients = Arc::new(Clients::default());
+        let leaving: Vec<_> = (0..40)
+            .map(|_| {
+                let clients = clients.clone();
+                tokio::spawn(async move { clients.part(1000, 20_000).await })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        let large = clients.admit(100, false, client).expect("there is room");
+        large.query_bytes.store(50_000, Ordering::Relaxed);
+        let limit = Limit { all: 10_000, single: 100_000 };
+        clients.evict(limit);
+        assert!(large.is_killed(), "others have just been closed for less");
+        for one in leaving {
+            one.await.expect("it ends");
+        }
+        let large = clients.admit(100, false, client).expect("there is room");
+        large.query_bytes.store(50_000, Ordering::Relaxed);
+        clients.evict(limit);
+        assert!(!large.is_killed());
     }
 
     #[test]

@@ -114,14 +114,14 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
     worker.node.clients.remove(client.id);
     worker.node.clients.befriend(&client);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
-    let is_greedy = client.is_greedy();
+    let greedy_bytes = client.greedy_bytes();
     let Connection { mut stream, session, parser, buf, .. } = *connection;
     stream.close();
     large::free(buf);
     drop((session, parser, client));
-    if is_greedy {
+    if greedy_bytes != 0 {
         tokio::select! {
-            () = worker.node.clients.part(worker.node.clock.now_ms()) => {}
+            () = worker.node.clients.part(worker.node.clock.now_ms(), greedy_bytes) => {}
             () = worker.stopping() => {}
         }
     }
