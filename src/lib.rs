@@ -6,7 +6,7 @@
 
 pub mod accept;
 pub mod acl;
-mod allocator;
+pub mod allocator;
 pub mod blocking;
 pub mod checkpoints;
 pub mod cli;

@@ -1,5 +1,6 @@
 //! The `flagstone` program: runs a subcommand, or reads its configuration and runs the server.
 
+use flagstone::allocator::Allocator;
 use flagstone::cli;
 use flagstone::config::{Config, Startup};
 use flagstone::log;
@@ -7,7 +8,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Allocator = Allocator;
 
 /// `mi_option_purge_delay` and `mi_option_arena_purge_mult` of mimalloc 3, which the bindings do not
 /// name.

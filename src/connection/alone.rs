@@ -7,7 +7,6 @@ use crate::clients::ClientState;
 use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
 use crate::followers::{ReplicaWish, SyncWish};
-use crate::large;
 use crate::node::Health;
 use crate::replication::primary;
 use crate::routing::{self, Call, Databases};
@@ -74,7 +73,7 @@ impl Connection {
         let mut buf = buf;
         let consumed = parser.consumed();
         if consumed == buf.len() {
-            large::free(buf);
+            drop(buf);
         } else {
             buf.advance(consumed);
             // More bytes may have been read while it waited.

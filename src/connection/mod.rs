@@ -117,8 +117,7 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
     let greedy_bytes = client.greedy_bytes();
     let Connection { mut stream, session, parser, buf, .. } = *connection;
     stream.close();
-    large::free(buf);
-    drop((session, parser, client));
+    drop((buf, session, parser, client));
     if greedy_bytes != 0 {
         tokio::select! {
             () = worker.node.clients.part(worker.node.clock.now_ms(), greedy_bytes) => {}
@@ -298,8 +297,9 @@ impl Connection {
     /// Charges the memory of the buffer; if there is too little, clients are closed.
     fn charge_buffer(&mut self) {
         let client = &self.session.client;
-        client.buffer_bytes.store(self.buf.capacity() as u64, Ordering::Relaxed);
-        self.taken.set(self.buf.capacity());
+        let bytes = large::memory(&self.buf);
+        client.buffer_bytes.store(bytes as u64, Ordering::Relaxed);
+        self.taken.set(bytes);
         self.worker.node.clients.relieve(client.last_ms());
     }
 
@@ -328,7 +328,7 @@ impl Connection {
         let (pause, consumed) = self.parse_from(&buf, cycle);
         if consumed == buf.len() {
             // The buffer may be big, and is not kept until the replies can be sent.
-            large::free(buf);
+            drop(buf);
         } else {
             buf.advance(consumed);
             self.buf = buf;

@@ -126,8 +126,9 @@ impl Wire<'_> {
                 count(&self.worker.stats().reads, 1);
                 count(&self.client.bytes_in, n as u64);
                 self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
-                self.taken.set(self.buf.capacity());
-                self.client.buffer_bytes.store(self.buf.capacity() as u64, Ordering::Relaxed);
+                let bytes = large::memory(self.buf);
+                self.taken.set(bytes);
+                self.client.buffer_bytes.store(bytes as u64, Ordering::Relaxed);
                 self.client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
                 let node = &self.worker.node;
                 node.clients.relieve(node.clock.now_ms());

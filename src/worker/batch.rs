@@ -11,7 +11,6 @@ use super::parked::Room;
 use super::rounds::Shown;
 use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, RoundError};
 use crate::config::Settings;
-use crate::large;
 use crate::node::WorkerStats;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
@@ -375,7 +374,7 @@ impl Worker {
         if ran < commands {
             held.reply.put_off(batch, Vec::new());
         } else {
-            large::free_vec(batch.bytes);
+            drop(batch);
         }
         self.hold(held);
     }

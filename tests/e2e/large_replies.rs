@@ -65,6 +65,8 @@ fn a_large_value_is_copied_once_into_its_reply() {
     assert!(taken < 72, "GETRANGE: {taken} MiB for 48");
     let taken = most(redis::cmd("MGET").arg(keys()));
     assert!(taken < 40, "MGET: {taken} MiB for 32");
+    let taken = most(&lrange());
+    assert!(taken < 30, "LRANGE: {taken} MiB for 22");
 }
 
 #[test]

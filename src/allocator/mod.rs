@@ -1,6 +1,17 @@
-//! Figures of the allocator, and its memory given back to the system.
+//! The allocator, its figures, and its memory given back to the system.
+
+#[cfg(target_os = "linux")]
+mod blocks;
+
+#[cfg(target_os = "linux")]
+pub use blocks::Allocator;
+#[cfg(not(target_os = "linux"))]
+pub use mimalloc::MiMalloc as Allocator;
 
 use std::ffi::{CStr, c_char, c_void};
+
+/// Size in bytes from which on a block is a mapping of its own, where the system can move these.
+pub(crate) const MAPPED: usize = 4 << 20;
 
 /// Maximum length of the report in bytes; parts that do not fit are left out.
 const MAX_REPORT: usize = 64 << 10;
@@ -51,7 +62,11 @@ pub(crate) fn committed() -> (u64, u64) {
             none,
         );
     };
-    (now as u64, peak as u64)
+    #[cfg(target_os = "linux")]
+    let (mapped, mapped_peak) = blocks::mapped();
+    #[cfg(not(target_os = "linux"))]
+    let (mapped, mapped_peak) = (0, 0);
+    ((now + mapped) as u64, (peak + mapped_peak) as u64)
 }
 
 #[cfg(test)]
