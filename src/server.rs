@@ -418,6 +418,11 @@ fn drain(
         }
     }
     node.journal.sync_now().context("syncing the journal")?;
+    // A data set ends whose replica has gone. The engines of its copy must not outlive their runtime.
+    let copied = async { tokio::time::timeout(DRAIN, node.followers.copying.lock()).await.is_ok() };
+    if !background.block_on(copied) {
+        tracing::warn!("a copy of the data for a replica does not end");
+    }
     let mut is_complete = !request.now;
     if is_complete {
         let limit = if node.journal.stats().refusing { CLOSE_FULL } else { CLOSE };

@@ -666,3 +666,26 @@ fn metrics_of_both_sides_tell_of_replicas_and_links() {
     until("the link is down", || sample(&of(&replica), "flagstone_replica_link_up") == 0.0);
     replica.server.stop();
 }
+
+#[test]
+fn a_stop_while_data_sets_are_made_is_calm() {
+    let mut server = Server::start(&["--workers", "2", "--shards", "4"]);
+    let script = "for n = 1, 5000 do redis.call('set', n, n) end";
+    let _: Value = cmd("EVAL").arg(script).arg(0).query(&mut server.client()).expect("EVAL");
+    for (round, pause_ms) in [0, 20, 60, 150].into_iter().enumerate() {
+        let readers: Vec<_> = (0..3)
+            .map(|_| {
+                let mut reader = server.socket();
+                reader.write_all(b"PSYNC ? -1\r\n").expect("to write");
+                reader
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        server.stop();
+        let log = server.log();
+        assert!(!log.contains("panicked"), "{log}");
+        assert_eq!(log.matches("; bye").count(), round + 1, "{log}");
+        drop(readers);
+        server.restart();
+    }
+}
