@@ -17,7 +17,7 @@ use crate::config::ReplAck;
 use crate::replica::FollowedEnd;
 
 use bytes::Bytes;
-use flagstone_storage::encoding::FormerStream;
+use flagstone_storage::encoding::{FormerStream, MAX_FORMERS};
 use flagstone_storage::feed::{Feed, FeedMark, FeedTail, ID_BYTES};
 use flagstone_storage::journal::Lsn;
 use std::fmt::Write;
@@ -145,6 +145,8 @@ impl Followers {
         if let Some(followed) = followed {
             (end, selected, bytes) = (followed.stream.offset, Some(followed.db), followed.bytes);
             formers = [vec![followed.stream], followed.formers].concat();
+            // They are stored behind this one.
+            formers.truncate(MAX_FORMERS - 1);
         }
         let backlog = Backlog::with_bytes(end, lsn, selected, bytes.into());
         let (id, alone_since_ms) = (text_of(id), now_ms.max(1));

@@ -81,7 +81,7 @@ impl Health {
         clock: Clock,
         shards: u16,
         shard_workers: usize,
-        position: SourcePosition,
+        (position, is_replica): (SourcePosition, bool),
         acks: Arc<Acks>,
     ) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Health {
             lease,
             pressure_since_ms: AtomicU64::new(0),
             stalls: Stalls::new(shards),
-            replica: Replica::new(position),
+            replica: Replica::new(position, is_replica),
             data_set: DataSet::new(shard_workers),
             cut_off: AtomicBool::new(false),
             good_replicas: AtomicUsize::new(0),

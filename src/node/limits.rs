@@ -78,6 +78,10 @@ fn refusal_of_replica(
     flags: CommandFlags,
 ) -> Option<&'static str> {
     let is_following = health.replica.is_following();
+    let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
+    if has_data && health.replica.is_undecided() {
+        return Some(LOADING);
+    }
     let is_succeeding = health.replica.is_succeeding();
     if is_succeeding && flags.contains(flag!(WRITE)) {
         Some(UNHEARD)

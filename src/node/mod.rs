@@ -188,7 +188,7 @@ impl Node {
                 clock.clone(),
                 layout.shards,
                 shard_workers,
-                parts.stored.source,
+                (parts.stored.source, config.settings().replicaof.is_some()),
                 followers.acks.clone(),
             ),
             pauses: Pauses::new(clock.clone()),

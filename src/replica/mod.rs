@@ -185,16 +185,21 @@ const FOLLOWING: u8 = 1;
 const PARTIAL: u8 = 2;
 /// Bit of a server that is to be a primary, and hears other replicas first.
 const SUCCEEDING: u8 = 4;
+/// Bit of a server that starts: it is not decided yet what it is.
+const UNDECIDED: u8 = 8;
 
 impl Replica {
-    /// Creates the state of a server that stored this position before.
-    pub fn new(position: SourcePosition) -> Self {
+    /// Creates the state of a server that stored this position before. `is_replica`: it is to follow another
+    /// one. Whoever has a position, or is to have one, serves nobody until [`decide`](Self::decide).
+    pub fn new(position: SourcePosition, is_replica: bool) -> Self {
         let this = Self::default();
-        this.set_loading(position.extent == SourceExtent::Part);
+        let is_part = position.extent == SourceExtent::Part;
+        this.set_loading(is_part);
         this.offset.store(position.offset, Ordering::Relaxed);
         this.stored.store(position.offset, Ordering::Relaxed);
-        // Until it is decided what it is now, it is a replica that has no primary.
-        this.set_bit(FOLLOWING, !position.id.is_empty());
+        if is_replica || is_part || !position.id.is_empty() {
+            this.set_bit(FOLLOWING | UNDECIDED, true);
+        }
         let mut link = this.link();
         link.position = position;
         link.own_id = new_id();
@@ -245,6 +250,16 @@ impl Replica {
     #[inline]
     pub fn is_following(&self) -> bool {
         self.has_bit(FOLLOWING)
+    }
+
+    /// Notes that it is decided what this server is.
+    pub fn decide(&self) {
+        self.set_bit(UNDECIDED, false);
+    }
+
+    /// Returns true if this server starts, and it is not decided yet what it is.
+    pub fn is_undecided(&self) -> bool {
+        self.has_bit(UNDECIDED)
     }
 
     /// Returns true if this server shows that it copies another one.
@@ -479,7 +494,7 @@ mod tests {
     #[test]
     fn a_position_never_goes_back() {
         let position = |serial, offset| SourcePosition { serial, offset, ..Default::default() };
-        let replica = Replica::new(position(5, 100));
+        let replica = Replica::new(position(5, 100), false);
         replica.reached(position(4, 90), 1);
         assert_eq!((replica.offset(), replica.link().position.serial), (100, 5));
         replica.reached(position(6, 0), 1);
@@ -489,7 +504,7 @@ mod tests {
     #[test]
     fn a_position_is_stored_when_its_record_is_durable() {
         let position = |serial, offset| SourcePosition { serial, offset, ..Default::default() };
-        let replica = Replica::new(position(1, 100));
+        let replica = Replica::new(position(1, 100), false);
         assert_eq!(replica.stored(0), 100);
         replica.reached(position(2, 110), 7);
         replica.reached(position(3, 120), 9);
@@ -529,7 +544,7 @@ mod tests {
     fn a_promoted_server_has_a_new_id_and_names_the_former_stream() {
         let id: Box<[u8]> = b"i".repeat(ID_DIGITS).into();
         let position = SourcePosition { serial: 1, offset: 9, id, ..Default::default() };
-        let replica = Replica::new(position.clone());
+        let replica = Replica::new(position.clone(), false);
         let own = replica.link().own_id.clone();
         replica.follow(Primary::parse("host 1").unwrap());
         let end = replica.followed_end().unwrap();
@@ -548,7 +563,7 @@ mod tests {
             id: id.clone(),
             ..Default::default()
         };
-        let replica = Replica::new(at(1, 100));
+        let replica = Replica::new(at(1, 100), false);
         let end = |replica: &Replica| {
             let end = replica.followed_end().unwrap();
             (end.stream.offset, String::from_utf8(end.bytes).unwrap())
@@ -573,9 +588,12 @@ mod tests {
     #[test]
     fn a_part_of_a_data_set_is_no_plain_primary() {
         let part = SourcePosition { extent: SourceExtent::Part, ..Default::default() };
-        let replica = Replica::new(part);
-        assert!(replica.is_loading() && !replica.is_following() && !replica.is_plain_primary());
+        let replica = Replica::new(part, false);
+        assert!(replica.is_loading() && replica.is_following() && !replica.is_plain_primary());
         replica.set_loading(false);
+        replica.promote(None);
+        assert!(replica.is_undecided() && !replica.is_plain_primary());
+        replica.decide();
         assert!(replica.is_plain_primary());
     }
 }

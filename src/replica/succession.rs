@@ -17,7 +17,7 @@ const OPEN_QUESTIONS: usize = 64;
 const MAX_TOLD: usize = 64;
 
 /// Former streams that a message may have.
-const MAX_FORMERS: usize = 16;
+const MAX_MESSAGE_FORMERS: usize = 16;
 
 /// Word that stands for something that is not there.
 const NOTHING: &str = "-";
@@ -77,9 +77,16 @@ impl Lineage {
 
     /// Compares the data of another server.
     pub fn compare(&self, other: &Self) -> Precedence {
+        let in_one = |own: &Self, other: &Self| {
+            if other.offset > own.offset { Precedence::More } else { Precedence::Known }
+        };
+        if other.id == self.id {
+            // One of them may not know the streams before.
+            return in_one(self, other);
+        }
         let (own, other) = (self.plain(), other.plain());
         if other.id == own.id {
-            return if other.offset > own.offset { Precedence::More } else { Precedence::Known };
+            return in_one(&own, &other);
         }
         match (other.end_of(&own.id), own.end_of(&other.id)) {
             (Some(end), _) if own.offset <= end => Precedence::More,
@@ -131,7 +138,7 @@ pub fn parse_formers<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Vec
     while let Some(id) = words.next() {
         let offset = words.next()?.parse().ok()?;
         formers.push(FormerStream { id: id.as_bytes().into(), offset });
-        if id.is_empty() || formers.len() > MAX_FORMERS {
+        if id.is_empty() || formers.len() > MAX_MESSAGE_FORMERS {
             return None;
         }
     }
@@ -287,6 +294,7 @@ mod tests {
         ] {
             assert_eq!(own.compare(&other), expected, "{other:?}");
         }
+        assert_eq!(own.compare(&lineage("z", 150, None)), Known, "it does not know the others");
         // It was to go on with two others, and has the first one's data only.
         let behind = lineage("z", 90, [("y", 150), ("x", 100)]);
         assert_eq!(behind.compare(&lineage("x", 95, None)), More);

@@ -125,12 +125,17 @@ impl PrimaryLink {
         let takes_over = failover.is_at(number, FailoverStep::InProgress);
         let mut formers = Vec::new();
         if takes_over {
-            // The target of the failover becomes the primary.
+            // The target of the failover becomes the primary, and has all of this.
             asked.push(b"FAILOVER");
+            let own = FormerStream { id: stored.id.clone(), offset: stored.offset };
+            formers = [vec![own], stored.formers.clone()].concat();
         } else if self.settings().is_in_group() {
             // Else the data of the primary replaces what is here.
             let choice = (self.epoch, &self.primary);
             formers = testimony::testify(wire, self.replica(), choice).await?;
+        }
+        if !self.settings().is_in_group() {
+            formers.clear();
         }
         let reply = wire.ask(&asked).await?;
         if takes_over {

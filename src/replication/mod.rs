@@ -174,22 +174,37 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
         node.health.replica.promise(0, None, promised_for());
     }
     match settings.replicaof.as_deref().and_then(Primary::parse) {
-        // It may have been a primary before.
-        Some(primary) if position.id.is_empty() => follow(node, peers, primary).await?,
-        Some(primary) => follow_anew(node, peers, primary),
-        None if position.id.is_empty() => {}
+        Some(primary) => begin_as_replica(node, peers, primary).await,
+        None if !node.health.replica.is_following() => {}
         None => {
             keep_promise(node, None).await;
-            if settings.awaited() > 0 {
+            if !position.id.is_empty() && settings.awaited() > 0 {
                 succession::begin(node, settings.awaited());
-                return Ok(());
+            } else {
+                if !position.id.is_empty() {
+                    applier.forget_position(None, SourceExtent::Whole).await?;
+                }
+                node.health.replica.promote(None);
+                node.apply_repl_ack();
             }
-            applier.forget_position(None, SourceExtent::Whole).await?;
-            node.health.replica.promote(None);
-            node.apply_repl_ack();
         }
     }
+    node.health.replica.decide();
     Ok(())
+}
+
+/// Follows a primary from the start on. A server that was a primary before goes on behind its own stream.
+async fn begin_as_replica(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
+    let was_primary = node.health.replica.link().position.id.is_empty();
+    if was_primary && node.followers.figures().is_some() {
+        let applier = Applier::new(node, peers);
+        match applier.demote(None, primary.clone(), None).await {
+            Ok(Some(epoch)) => return start_as_replica(applier, primary, epoch),
+            Ok(None) => {}
+            Err(reason) => tracing::warn!(%reason, "this server's position in its stream is lost"),
+        }
+    }
+    follow_anew(node, peers, primary);
 }
 
 /// Waits as long as the former primary may count on it that this server vouches for no other one.

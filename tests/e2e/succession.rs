@@ -58,7 +58,7 @@ fn has(client: &mut Connection, n: i64) {
 
 /// Lets a replica get nothing while writes are acknowledged.
 fn write_behind(replica: &Server, client: &mut Connection, from: i64, to: i64) {
-    replica.signal(Signal::STOP);
+    replicaof(&mut replica.client(), 1);
     write(client, from, to);
 }
 
@@ -75,7 +75,6 @@ fn a_promoted_server_takes_what_another_replica_has_more() {
     let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
     write_behind(&new, &mut client, 1, 50);
     old.kill();
-    new.signal(Signal::CONT);
     let position = ["master_replid", "master_repl_offset"].map(|field| info(&mut next, field));
     run(&mut next, &["REPLICAOF NO ONE"]);
     let kept = ["master_replid", "master_repl_offset"].map(|field| info(&mut next, field));
@@ -128,7 +127,6 @@ fn the_former_primary_is_heard_too() {
     write_behind(&new, &mut client, 1, 20);
     other.signal(Signal::STOP);
     old.kill();
-    new.signal(Signal::CONT);
     run(&mut next, &["REPLICAOF NO ONE"]);
     old.restart();
     let mut client = old.client();
@@ -148,7 +146,6 @@ fn a_promotion_waits_over_a_restart_and_can_be_taken_back() {
     let (mut old, mut new, other) = group();
     let (mut client, mut next) = (old.client(), new.client());
     write_behind(&new, &mut client, 1, 20);
-    new.signal(Signal::CONT);
     run(&mut next, &["REPLICAOF NO ONE"]);
     new.kill();
     new.restart();
@@ -222,7 +219,6 @@ fn what_strangers_say_does_not_count() {
     let (mut client, mut next) = (old.client(), new.client());
     write_behind(&new, &mut client, 1, 5);
     old.kill();
-    new.signal(Signal::CONT);
     let (id, end) = (info(&mut next, "master_replid"), 1_u64 << 40);
     run(&mut next, &["REPLICAOF NO ONE"]);
     let said = |next: &mut Connection, text: &str, rest: &[&str]| {
@@ -324,7 +320,6 @@ fn from_its_start_on_a_server_that_is_to_be_promoted_gives_its_data_to_nobody() 
     let (mut client, mut next, mut third) = (old.client(), new.client(), other.client());
     write_behind(&new, &mut client, 1, 5);
     old.kill();
-    new.signal(Signal::CONT);
     run(&mut next, &["REPLICAOF NO ONE"]);
     for _ in 0..2 {
         new.kill();
@@ -356,9 +351,7 @@ fn a_role_that_is_chosen_right_after_the_start_comes_after_the_first_one() {
 fn transactions_from_before_a_promotion_show_nothing_old() {
     let (old, new, _other) = group();
     let (mut client, next) = (old.client(), new.client());
-    // It keeps the first value.
-    replicaof(&mut new.client(), 1);
-    write(&mut client, 1, 5);
+    write_behind(&new, &mut client, 1, 5);
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let readers: Vec<_> = (0..4)
         .map(|_| {
@@ -383,4 +376,99 @@ fn transactions_from_before_a_promotion_show_nothing_old() {
     for reader in readers {
         reader.join().expect("nothing old was shown");
     }
+}
+
+#[test]
+fn a_former_primary_that_starts_as_a_replica_acknowledges_nothing() {
+    let (mut old, mut new, other) = group();
+    let (mut next, mut third) = (new.client(), other.client());
+    old.kill();
+    run(&mut next, &["REPLICAOF NO ONE"]);
+    replicaof(&mut third, new.port());
+    until("writes are accepted", || ask(&mut next, &["SET", "a", "1"]) == "ok");
+    let port = old.port();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writer = {
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            // From the first moment at which it can be reached.
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let Ok(client) = redis::Client::open(("127.0.0.1", port)) else { continue };
+                let Ok(mut client) = client.get_connection() else { continue };
+                for _ in 0..100 {
+                    let said = cmd("INCR").arg("a").query::<i64>(&mut client);
+                    assert!(said.is_err(), "{said:?}");
+                }
+            }
+        })
+    };
+    for _ in 0..3 {
+        old.restart_with(&[GROUP, &["--replicaof", &format!("127.0.0.1 {}", new.port())]].concat());
+        let mut client = old.client();
+        until("it follows", || info(&mut client, "master_link_status") == "up");
+        old.kill();
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.join().expect("nothing was acknowledged");
+    assert_eq!(ask(&mut next, &["GET", "a"]), "1");
+    assert_eq!(count(&mut next, "sync_full"), 0);
+    new.kill();
+}
+
+#[test]
+fn roles_are_exchanged_again_and_again() {
+    let one = Server::start(GROUP);
+    let (other, third) = (Server::start(GROUP), Server::start(GROUP));
+    let mut clients = [one.client(), other.client()];
+    let ports = [one.port(), other.port()];
+    replicaof(&mut clients[1], ports[0]);
+    until("writes are accepted", || ask(&mut clients[0], &["SET", "a", "0"]) == "ok");
+    replicaof(&mut third.client(), ports[0]);
+    for n in 1..=20 {
+        let (primary, replica) = (n % 2, 1 - n % 2);
+        run(&mut clients[primary], &["REPLICAOF NO ONE"]);
+        replicaof(&mut clients[replica], ports[primary]);
+        let value = format!("int({n})");
+        until("writes are accepted", || {
+            let said = ask(&mut clients[primary], &["INCR", "a"]);
+            assert!(said == value || said.contains("NOREPLICAS"), "{said}");
+            said == value
+        });
+    }
+    // FAILOVER leaves the servers what they need to know, too.
+    let mut third = third.client();
+    replicaof(&mut third, ports[0]);
+    until("it follows", || info(&mut third, "master_link_status") == "up");
+    let reply = ask(
+        &mut clients[0],
+        &["FAILOVER", "TO", "127.0.0.1", &ports[1].to_string(), "FORCE", "TIMEOUT", "1"],
+    );
+    assert!(reply.contains("not allowed in a group"), "{reply}");
+    run(&mut clients[0], &[&format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 20000", ports[1])]);
+    until("writes are accepted", || ask(&mut clients[1], &["SET", "a", "x"]) == "ok");
+    run(&mut clients[0], &["REPLICAOF NO ONE"]);
+    replicaof(&mut third, ports[0]);
+    until("writes are accepted", || ask(&mut clients[0], &["SET", "a", "y"]) == "ok");
+    until("it has the new value", || ask(&mut third, &["GET", "a"]) == "y");
+}
+
+#[test]
+fn a_replica_that_was_killed_while_it_loaded_starts_alone() {
+    let primary = Server::start(&[]);
+    let script = "for n = 1, 20000 do redis.call('set', n, n) end";
+    let _: Value = cmd("EVAL").arg(script).arg(0).query(&mut primary.client()).expect("EVAL");
+    let mut replica = Server::start(GROUP);
+    for _ in 0..4 {
+        let mut client = replica.client();
+        replicaof(&mut client, primary.port());
+        until("it loads", || {
+            info(&mut client, "master_sync_in_progress") == "1"
+                || info(&mut client, "master_link_status") == "up"
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        replica.kill();
+        replica.restart();
+        assert_eq!(info(&mut replica.client(), "role"), "master");
+    }
+    replica.stop();
 }

@@ -156,6 +156,13 @@ fn failover<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if all.is_empty() {
             return Err("ERR FAILOVER requires connected replicas.".into());
         }
+        if wish.is_forced && cx.worker.settings().is_in_group() {
+            return Err(
+                "ERR FAILOVER with force option is not allowed in a group (repl-group-size): \
+                 what the target lacks would be lost."
+                    .into(),
+            );
+        }
         if wish.is_forced && (wish.timeout.is_none() || wish.target.is_none()) {
             return Err("ERR FAILOVER with force option requires both a timeout \
                  and target HOST and IP."

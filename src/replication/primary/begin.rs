@@ -128,9 +128,7 @@ pub(crate) async fn end_of_stream(node: &Node) -> Option<(String, u64, u32)> {
 /// Begins as a primary, before any command runs: replies wait for replicas, if they have to, and the
 /// stream of an earlier process goes on.
 pub(crate) fn resume(node: &Arc<Node>, tail: Option<FeedTail>) {
-    if node.config.settings().replicaof.is_none() {
-        node.apply_repl_ack();
-    }
+    node.apply_repl_ack();
     let Some(tail) = tail else { return };
     let known = node.health.replica.link().position.formers.clone();
     if node.followers.resume(&tail, &known, node.clock.now_ms()) {

@@ -13,5 +13,5 @@ pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use ops::{Delta, Op, OpReader, OpWriter};
 pub(crate) use ops::{unzigzag, zigzag};
 pub(crate) use rows::ElementRows;
-pub use source::{FormerStream, SourceExtent, SourcePosition};
+pub use source::{FormerStream, MAX_FORMERS, SourceExtent, SourcePosition};
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

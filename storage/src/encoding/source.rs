@@ -34,7 +34,7 @@ pub enum SourceExtent {
 const ID: usize = 40;
 
 /// Number of former streams that are stored, at most.
-const MAX_FORMERS: usize = 5;
+pub const MAX_FORMERS: usize = 5;
 
 /// A stream that ended, and went over into another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
