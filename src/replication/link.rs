@@ -123,19 +123,18 @@ impl PrimaryLink {
         let failover = &self.applier.node.followers.failover;
         let number = failover.number();
         let takes_over = failover.is_at(number, FailoverStep::InProgress);
-        let mut formers = Vec::new();
         if takes_over {
-            // The target of the failover becomes the primary, and has all of this.
+            // The target of the failover becomes the primary.
             asked.push(b"FAILOVER");
+        }
+        let mut formers = Vec::new();
+        if self.settings().is_in_group() && takes_over {
+            // It has all of this.
             let own = FormerStream { id: stored.id.clone(), offset: stored.offset };
             formers = [vec![own], stored.formers.clone()].concat();
         } else if self.settings().is_in_group() {
-            // Else the data of the primary replaces what is here.
             let choice = (self.epoch, &self.primary);
             formers = testimony::testify(wire, self.replica(), choice).await?;
-        }
-        if !self.settings().is_in_group() {
-            formers.clear();
         }
         let reply = wire.ask(&asked).await?;
         if takes_over {

@@ -48,20 +48,36 @@ use std::sync::Arc;
 /// The position cannot be told now, and is needed in a group (`repl-group-size`).
 pub async fn follow(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) -> Result<(), String> {
     let has_stream = !node.health.replica.is_following() && node.followers.figures().is_some();
-    if has_stream {
-        let applier = Applier::new(node, peers);
-        match applier.demote(None, primary.clone(), None).await {
-            Ok(Some(epoch)) => {
-                start_as_replica(applier, primary, epoch);
-                return Ok(());
-            }
-            Ok(None) => {}
-            // A script runs, for example.
-            Err(reason) if node.config.settings().is_in_group() => return Err(reason),
-            Err(reason) => tracing::warn!(%reason, "this server's position in its stream is lost"),
+    match has_stream {
+        true => follow_behind_own(node, peers, primary, node.config.settings().is_in_group()).await,
+        false => {
+            follow_anew(node, peers, primary);
+            Ok(())
         }
     }
-    follow_anew(node, peers, primary);
+}
+
+/// Follows a primary behind the end of this server's own stream.
+///
+/// # Errors
+/// The end cannot be told now, as a script runs, for example. Unless it `is_needed`, the primary is followed
+/// without it.
+async fn follow_behind_own(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    primary: Primary,
+    is_needed: bool,
+) -> Result<(), String> {
+    let applier = Applier::new(node, peers);
+    match applier.demote(None, primary.clone(), None).await {
+        Ok(Some(epoch)) => start_as_replica(applier, primary, epoch),
+        Err(reason) if is_needed => return Err(reason),
+        lost => {
+            let reason = lost.err().unwrap_or_default();
+            tracing::warn!(%reason, "this server's position in its stream is lost");
+            follow_anew(node, peers, primary);
+        }
+    }
     Ok(())
 }
 
@@ -174,37 +190,30 @@ pub async fn begin(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
         node.health.replica.promise(0, None, promised_for());
     }
     match settings.replicaof.as_deref().and_then(Primary::parse) {
-        Some(primary) => begin_as_replica(node, peers, primary).await,
+        // It was a primary before.
+        Some(primary) if position.id.is_empty() && node.followers.figures().is_some() => {
+            follow_behind_own(node, peers, primary, false).await?;
+        }
+        Some(primary) => follow_anew(node, peers, primary),
         None if !node.health.replica.is_following() => {}
         None => {
             keep_promise(node, None).await;
             if !position.id.is_empty() && settings.awaited() > 0 {
                 succession::begin(node, settings.awaited());
             } else {
-                if !position.id.is_empty() {
+                let mut end = None;
+                if !position.id.is_empty() && settings.is_in_group() {
+                    end = applier.succeed().await?;
+                } else if !position.id.is_empty() {
                     applier.forget_position(None, SourceExtent::Whole).await?;
                 }
-                node.health.replica.promote(None);
+                node.health.replica.promote(end.map(|end| end.stream));
                 node.apply_repl_ack();
             }
         }
     }
     node.health.replica.decide();
     Ok(())
-}
-
-/// Follows a primary from the start on. A server that was a primary before goes on behind its own stream.
-async fn begin_as_replica(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
-    let was_primary = node.health.replica.link().position.id.is_empty();
-    if was_primary && node.followers.figures().is_some() {
-        let applier = Applier::new(node, peers);
-        match applier.demote(None, primary.clone(), None).await {
-            Ok(Some(epoch)) => return start_as_replica(applier, primary, epoch),
-            Ok(None) => {}
-            Err(reason) => tracing::warn!(%reason, "this server's position in its stream is lost"),
-        }
-    }
-    follow_anew(node, peers, primary);
 }
 
 /// Waits as long as the former primary may count on it that this server vouches for no other one.

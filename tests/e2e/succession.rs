@@ -187,11 +187,7 @@ fn a_replica_of_a_later_primary_does_not_load_the_data_of_an_old_one() {
     other.restart();
     let mut third = other.client();
     replicaof(&mut third, old.port());
-    until("it is refused", || {
-        info(&mut third, "master_link_down_reason").contains("it has followed a later primary")
-    });
-    run(&mut third, &["CONFIG SET replica-serve-stale-data yes"]);
-    assert_eq!(ask(&mut third, &["GET", "a"]), "20");
+    is_refused(&mut third, "a", "20");
     replicaof(&mut third, new.port());
     until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(21)");
     until("it has the new value", || ask(&mut third, &["GET", "a"]) == "21");
@@ -280,6 +276,15 @@ fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
     other.signal(Signal::CONT);
 }
 
+/// Waits until a replica is refused, and keeps its data.
+fn is_refused(client: &mut Connection, key: &str, value: &str) {
+    until("it is refused", || {
+        info(client, "master_link_down_reason").contains("it has followed a later primary")
+    });
+    run(client, &["CONFIG SET replica-serve-stale-data yes"]);
+    assert_eq!(ask(client, &["GET", key]), value);
+}
+
 #[test]
 fn a_later_primary_that_was_killed_does_not_load_the_data_of_an_old_one() {
     let (mut old, mut new, mut other) = group();
@@ -298,11 +303,7 @@ fn a_later_primary_that_was_killed_does_not_load_the_data_of_an_old_one() {
         server.restart();
         let mut client = server.client();
         replicaof(&mut client, old.port());
-        until("it is refused", || {
-            info(&mut client, "master_link_down_reason").contains("it has followed a later primary")
-        });
-        run(&mut client, &["CONFIG SET replica-serve-stale-data yes"]);
-        assert_eq!(ask(&mut client, &["GET", "w"]), "2");
+        is_refused(&mut client, "w", "2");
     }
     // The old one hears the others, if it is to follow them first.
     let (mut next, mut third) = (new.client(), other.client());
@@ -471,4 +472,22 @@ fn a_replica_that_was_killed_while_it_loaded_starts_alone() {
         assert_eq!(info(&mut replica.client(), "role"), "master");
     }
     replica.stop();
+}
+
+#[test]
+fn the_replica_of_a_group_of_two_starts_as_its_primary() {
+    let two = [GROUP, &["--repl-group-size", "2"]].concat();
+    let (mut old, mut new) = (Server::start(&two), Server::start(&two));
+    let (mut client, mut next) = (old.client(), new.client());
+    replicaof(&mut next, old.port());
+    until("writes are accepted", || ask(&mut client, &["SET", "a", "0"]) == "ok");
+    write(&mut client, 1, 5);
+    old.kill();
+    new.kill();
+    new.restart();
+    let mut next = new.client();
+    old.restart();
+    replicaof(&mut old.client(), new.port());
+    until("writes are accepted", || ask(&mut next, &["INCR", "a"]) == "int(6)");
+    assert_eq!(count(&mut next, "sync_full"), 0);
 }
