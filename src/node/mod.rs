@@ -48,6 +48,7 @@ use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::{Library, SourcePosition};
+use flagstone_storage::engine::{Engine, MergePace};
 use flagstone_storage::feed::Feed;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
@@ -272,6 +273,18 @@ impl Node {
             .iter()
             .map(|stats| stats.engine.level0_permille.load(Ordering::Relaxed));
         used.max().unwrap_or_default() as f64 / 1000.0
+    }
+
+    /// Returns the greatest part of the time that a worker waits for a CPU, as of some ms ago.
+    pub fn cpu_wait(&self) -> f64 {
+        let waits =
+            self.figures.stats.iter().map(|stats| stats.cpu_wait_permille.load(Ordering::Relaxed));
+        waits.max().unwrap_or_default() as f64 / 1000.0
+    }
+
+    /// Returns the pace of the engines' merges; `None` if the node has no engine.
+    pub fn merge_pace(&self) -> Option<&MergePace> {
+        self.checkpoints.source.engines.first().map(Engine::merge_pace)
     }
 
     /// Returns the number of operations that a start would replay, as of some ms ago.

@@ -112,6 +112,8 @@ pub struct WorkerStats {
     /// Approximate number of bytes of the commands that are parked now.
     pub parked_bytes: OwnLine<AtomicU64>,
     pub connections: AtomicU64,
+    /// Part of the time in which the thread waits for a CPU, in permille.
+    pub cpu_wait_permille: AtomicU64,
     pub commits: AtomicU64,
     pub failed_commits: AtomicU64,
     pub reads: AtomicU64,

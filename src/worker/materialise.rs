@@ -308,7 +308,13 @@ impl Worker {
         let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
         let pending = total as f64 / limit.max(1) as f64;
         let debt = pending.max(self.node.level0_use()).max(self.node.health.data_set.debt());
-        self.node.pressure.pace.adapt(Instant::now(), debt);
+        let now = Instant::now();
+        self.node.pressure.pace.adapt(now, debt);
+        let wait = (self.upkeep.cpu_wait.part(now) * 1000.0) as u64;
+        self.stats().cpu_wait_permille.store(wait, Ordering::Relaxed);
+        if let Some(pace) = self.node.merge_pace() {
+            pace.adapt(now, self.node.cpu_wait(), self.node.level0_use());
+        }
         let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.pressure.budget.journal as u64 / 2

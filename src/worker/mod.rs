@@ -12,6 +12,7 @@ mod account;
 mod ahead;
 mod batch;
 mod buffers;
+mod cpu_wait;
 mod cron;
 mod departures;
 mod eviction;
@@ -146,6 +147,7 @@ struct Upkeep {
     loan: Cell<usize>,
     /// Progress of hand-overs and of the journal's store at the last pressure check.
     progress: Cell<u64>,
+    cpu_wait: cpu_wait::CpuWait,
     told: stall::RecentErrors,
     outboxes_checked_ms: Cell<u64>,
     clients_seen_ms: Cell<u64>,

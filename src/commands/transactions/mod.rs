@@ -4,15 +4,20 @@ use crate::command::{Command, Route};
 use crate::commands::{Handler, Spec};
 use crate::node::limits;
 use crate::routing::{Call, CallOutcome, Waiting};
-use crate::transaction::{self, CommandsOrigin, Transaction, queued, runs_in_unit};
+use crate::transaction::{self, CommandsOrigin, Queued, Transaction, queued, runs_in_unit};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
+use flagstone_storage::Store;
 use flagstone_wire::resp::Args;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
 /// a time.
 const MAX_MISSED: usize = 10_000;
+
+/// Number of commands of a transaction whose keys are prefetched together, and of the keys of each.
+const WARMED: usize = 16;
+const WARMED_KEYS: usize = 8;
 
 /// Level of an error that no script logs, among the lines of a unit.
 const LOG_ERROR: usize = 4;
@@ -130,6 +135,13 @@ fn fail_part(
     Ok(())
 }
 
+/// Prefetches the keys of queued commands.
+fn warm<'a>(store: &Store, commands: impl Iterator<Item = Queued<'a>>) {
+    for Queued { command, args, db } in commands {
+        command.usual_keys(args).take(WARMED_KEYS).for_each(|key| store.warm_key(db, key));
+    }
+}
+
 fn run_queued(
     cx: &mut Ctx<'_>,
     unit: &Unit<'_>,
@@ -150,7 +162,11 @@ fn run_queued(
         cx.out.array(count);
     }
     let mut missed = Vec::new();
-    for (part, at) in parts() {
+    let mut ahead = parts().map(|(part, _)| part);
+    for (n, (part, at)) in parts().enumerate() {
+        if n % WARMED == 0 && count > 1 {
+            warm(cx.store, ahead.by_ref().take(WARMED));
+        }
         if !missed.is_empty() {
             // Of an attempt that is repeated nobody reads the replies: none is rendered.
             cx.out.discard_rest();

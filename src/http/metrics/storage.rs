@@ -3,7 +3,7 @@
 use super::super::LoadedServer;
 use super::text::MetricsText;
 use crate::node::Node;
-use flagstone_storage::engine::EngineFigures;
+use flagstone_storage::engine::{EngineFigures, MergePace};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -138,6 +138,8 @@ fn put_shards(text: &mut MetricsText, node: &Node) {
         .value(node.pending_limit());
     text.gauge("writers_rate_bytes", "Bytes a second that writers are slowed to; 0: they are not.")
         .value(node.pressure.pace.rate());
+    text.gauge("merges_running_ratio", "Part of the time in which merges run, if there are any.")
+        .value(node.merge_pace().map_or(1.0, MergePace::share));
     text.counter("writers_paused_seconds", "Sum of the pauses of writers.")
         .value(node.pressure.pace.paused_us() as f64 / 1e6);
 }

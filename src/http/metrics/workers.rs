@@ -91,6 +91,11 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
         text.gauge(name, help);
         put_each(text, running, *gauge);
     }
+    text.gauge("worker_cpu_wait_ratio", "Part of the time in which the worker waits for a CPU.");
+    for (id, stats) in node.figures.stats.iter().enumerate() {
+        let wait = stats.cpu_wait_permille.load(Ordering::Relaxed);
+        text.sample(&[("worker", &id)], wait as f64 / 1000.0);
+    }
     text.counter(
         "worker_row_reads",
         "Rows that commands read from files: in the system's memory, on disk, or by the engine.",

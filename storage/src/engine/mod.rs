@@ -6,6 +6,7 @@ mod figures;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod machine;
+mod pace;
 pub(crate) mod parts;
 pub(crate) mod peek;
 pub(crate) mod points;
@@ -19,6 +20,7 @@ mod tests;
 pub(crate) mod trial;
 
 pub use figures::EngineFigures;
+pub use pace::MergePace;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
 
@@ -32,6 +34,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use figures::Meters;
 use garbage::Garbage;
+use pace::PacedStore;
 use points::{DiskReaders, Follower, PointLimits, Points};
 use readers::{EngineRead, Readers};
 use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings};
@@ -76,6 +79,8 @@ pub struct Upkeep {
     pub merge_bytes: usize,
     /// Permits for merges, which all engines of a node share.
     pub merges: MergePermits,
+    /// How much of the time they run; shared in the same way.
+    pub pace: Arc<MergePace>,
     /// Number of memtables that are flushed at a time: each is in memory once more meanwhile.
     pub flushes: usize,
     /// Bytes of deleted rows below which all files are never merged because of them.
@@ -123,6 +128,7 @@ impl Default for Upkeep {
             memtable_bytes: *MEMTABLE_BYTES.end(),
             merge_bytes: settings::MOST_READ_AHEAD,
             merges: MergePermits::new(1, 1),
+            pace: Arc::default(),
             flushes: 2,
             least_garbage: 8 << 20,
             compression: None,
@@ -348,7 +354,9 @@ impl Engine {
         let noted = opened.points.note(rows.iter().map(|(key, _)| &key[..]));
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;
+        let mut taken = 0;
         for (key, value) in rows {
+            taken += (key.len() + value.as_ref().map_or(0, Bytes::len)) as u64;
             match value {
                 Some(value) => batch.put_bytes(key, value),
                 None => {
@@ -361,6 +369,7 @@ impl Engine {
         if garbage > 0 {
             batch.put_bytes(garbage_key(), garbage_value(opened.garbage.add(garbage)));
         }
+        self.how.upkeep.pace.take(taken);
         let handle = opened.db.write_with_options(batch, &WriteOptions::default()).await?;
         noted.written(handle.seqnum());
         opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
@@ -370,6 +379,11 @@ impl Engine {
     /// Returns the sequence number of the last write since the engine was opened; 0: none.
     pub fn written(&self) -> u64 {
         self.opened().written.load(Ordering::Relaxed)
+    }
+
+    /// Returns the pace of the merges of all engines of its node.
+    pub fn merge_pace(&self) -> &MergePace {
+        &self.how.upkeep.pace
     }
 
     /// Returns a number that changes when the engine takes rows, or flushes or merges some.
@@ -462,7 +476,8 @@ impl How {
         let clock = EngineClock { clock: self.clock.clone(), timer: DefaultSystemClock::new() };
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let meters = Arc::new(Meters::default());
-        let compactor = CompactorBuilder::new(path.clone(), store.clone())
+        let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
+        let compactor = CompactorBuilder::new(path.clone(), Arc::new(paced))
             .with_options(compactor_options(upkeep))
             .with_metrics_recorder(meters.clone())
             .with_scheduler_supplier(Arc::new(scheduler::Supplier {

@@ -305,6 +305,26 @@ fn merges_read_ahead_what_they_are_given_within_bounds() {
 }
 
 #[test]
+fn merges_are_measured_where_they_read() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    for n in 0..8 {
+        process.put(LIVE, n * 4000..n * 4000 + 4000);
+        process.flush();
+    }
+    let begun = Instant::now();
+    while process.engine.figures().runs == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nothing is merged");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let (taken, read) = process.engine.merge_pace().counted();
+    // The rows, and of the files that were merged more than the rows' values.
+    assert!(taken >= 8 * 4000 * 30, "{taken}");
+    assert!(read >= 4 * 4000 * 20, "{read}");
+    process.kill();
+}
+
+#[test]
 fn files_with_little_garbage_are_left_alone() {
     let store = Arc::new(InMemory::new());
     let process = Process::start(&store);

@@ -418,6 +418,11 @@ impl Store {
         }
     }
 
+    /// Touches a key's entry and value like [`warm`](Self::warm).
+    pub fn warm_key(&self, db: u32, key: &[u8]) {
+        self.warm(db, self.layout.key_hash(key));
+    }
+
     fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
         let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
         table.map.find(at.hash, |e| e.hash == at.hash)

@@ -123,6 +123,7 @@ impl Page<'_> {
         let ratio = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let read = all.iter().map(|e| e.level0_files + e.runs).max().unwrap_or(0);
         let last_run = sum(|e| e.last_run_bytes);
+        let merging = self.node.merge_pace().map_or(1000.0, |pace| pace.share() * 1000.0);
         // Before the first merge there is no run to compare with.
         let space = if last_run == 0 { 1.0 } else { ratio(bytes, last_run) };
         self.fields(&[
@@ -143,6 +144,7 @@ impl Page<'_> {
             ("engine_cache_misses", &misses),
             ("engine_cache_hit_ratio", &format_args!("{:.4}", ratio(hits, hits + misses))),
             ("engine_level0_permille", &(self.node.level0_use() * 1000.0).round()),
+            ("engine_merge_permille", &merging.round()),
             ("writers_rate_bytes", &self.node.pressure.pace.rate()),
             ("writers_paused_us", &self.node.pressure.pace.paused_us()),
         ]);

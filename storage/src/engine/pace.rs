@@ -1,0 +1,392 @@
+//! The pace of merges: how much of the time they may run.
+//!
+//! A merge takes a CPU until it ends. Where the CPUs are busy it takes that from commands, and after
+//! a load of many writes, reads would be slow for minutes although nobody waits for the merges. So
+//! while threads of the server wait for a CPU, merges get just the part of the time that the writers
+//! need: the bytes that engines take lately, times the work that each of them makes, divided by the
+//! rate of the merges themselves. They get more, and at last all of the time, while many files of
+//! level 0 wait. If nobody waits for a CPU, they run all the time.
+//!
+//! A merge is slowed where it reads its sources ([`PacedStore`]): after each stretch of work it
+//! pauses.
+
+use crate::place::Guarded;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Part of the time that a thread waits for a CPU from which on merges give way.
+const CROWDED: f64 = 0.1;
+
+/// Least part of the time that merges run: the space of replaced rows must be freed at some time.
+const LEAST: f64 = 0.15;
+
+/// Bytes that merges read for a byte that an engine takes: once from level 0, once or twice from
+/// upper runs, three times into the last run; and as much again, to be on the safe side.
+const WORK: f64 = 10.0;
+
+/// Use of the room for files of level 0 from which on merges get more time, and all of it.
+const LEVEL0: (f64, f64) = (0.1, 0.3);
+
+/// Interval at which the pace is adapted, and time in which the measured rates follow a change.
+const LOOK: Duration = Duration::from_millis(200);
+const MEASURED_OVER_S: f64 = 1.0;
+
+/// Factors by which the part of the time changes at each look.
+const SLOWER: f64 = 0.5;
+const FASTER: f64 = 1.5;
+
+/// Longest stretch of work between two reads: what is longer was a pause between two merges.
+const STRETCH: Duration = Duration::from_millis(50);
+
+/// Pauses are gathered until they are worth a timer.
+const LEAST_PAUSE: Duration = Duration::from_millis(5);
+
+/// The pace of the merges of a node.
+#[derive(Debug)]
+pub struct MergePace {
+    /// Part of the time in which merges run, in permille.
+    share: AtomicU64,
+    /// Bytes that engines have taken, and that merges have read.
+    taken: AtomicU64,
+    read: AtomicU64,
+    /// Microseconds for which merges ran.
+    ran_us: AtomicU64,
+    control: Mutex<Control>,
+}
+
+/// State of the adaptation.
+#[derive(Debug)]
+struct Control {
+    looked: Option<Instant>,
+    /// The counters at the last look.
+    taken: u64,
+    read: u64,
+    ran_us: u64,
+    /// Bytes per second that engines take lately, and that a running merge reads.
+    inflow: f64,
+    merging: Option<f64>,
+    share: f64,
+}
+
+impl Default for MergePace {
+    fn default() -> Self {
+        let control = Control {
+            looked: None,
+            taken: 0,
+            read: 0,
+            ran_us: 0,
+            inflow: 0.0,
+            merging: None,
+            share: 1.0,
+        };
+        Self {
+            share: AtomicU64::new(1000),
+            taken: AtomicU64::default(),
+            read: AtomicU64::default(),
+            ran_us: AtomicU64::default(),
+            control: Mutex::new(control),
+        }
+    }
+}
+
+impl MergePace {
+    /// Returns the part of the time in which merges run.
+    pub fn share(&self) -> f64 {
+        self.share.load(Ordering::Relaxed) as f64 / 1000.0
+    }
+
+    /// Returns the bytes that engines have taken, and that merges have read.
+    #[cfg(test)]
+    pub(super) fn counted(&self) -> (u64, u64) {
+        (self.taken.load(Ordering::Relaxed), self.read.load(Ordering::Relaxed))
+    }
+
+    /// Counts bytes that an engine takes.
+    pub(super) fn take(&self, bytes: u64) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Adapts the pace some times a second, given the part of the time that a thread which runs
+    /// commands waits for a CPU, and the greatest use of an engine's room for files of level 0.
+    pub fn adapt(&self, now: Instant, cpu_wait: f64, level0_use: f64) {
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if control.looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK) {
+            return;
+        }
+        let counters = [&self.taken, &self.read, &self.ran_us].map(|n| n.load(Ordering::Relaxed));
+        control.measure(now, counters);
+        let share = control.adapt(cpu_wait, level0_use);
+        self.share.store((share * 1000.0) as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the pause after a stretch of work.
+    fn pause(&self, ran: Duration) -> Duration {
+        ran.mul_f64(1.0 / self.share().max(LEAST) - 1.0)
+    }
+}
+
+impl Control {
+    fn measure(&mut self, now: Instant, [taken, read, ran_us]: [u64; 3]) {
+        let passed = self.looked.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
+        if passed > 0.0 {
+            let part = passed.min(MEASURED_OVER_S) / MEASURED_OVER_S;
+            let inflow = (taken - self.taken) as f64 / passed;
+            self.inflow += (inflow - self.inflow) * part;
+            let ran = (ran_us - self.ran_us) as f64 / 1e6;
+            if ran > 0.0 {
+                let merging = (read - self.read) as f64 / ran;
+                let before = self.merging.unwrap_or(merging);
+                self.merging = Some(before + (merging - before) * part);
+            }
+        }
+        (self.looked, self.taken, self.read, self.ran_us) = (Some(now), taken, read, ran_us);
+    }
+
+    fn adapt(&mut self, cpu_wait: f64, level0_use: f64) -> f64 {
+        self.share = if cpu_wait > CROWDED {
+            (self.share * SLOWER).max(self.needed(level0_use))
+        } else {
+            (self.share * FASTER).min(1.0)
+        };
+        self.share
+    }
+
+    /// Returns the least part of the time with which files do not pile up.
+    fn needed(&self, level0_use: f64) -> f64 {
+        // Until a merge has been measured, any inflow counts as much.
+        let for_writers = match self.merging {
+            Some(merging) if merging > 0.0 => WORK * self.inflow / merging,
+            _ => self.inflow,
+        };
+        let for_level0 = (level0_use - LEVEL0.0) / (LEVEL0.1 - LEVEL0.0);
+        for_writers.max(for_level0).clamp(LEAST, 1.0)
+    }
+}
+
+/// The store of the files that an engine merges.
+#[derive(Debug)]
+pub(super) struct PacedStore {
+    inner: Arc<Guarded>,
+    pace: Arc<MergePace>,
+    work: tokio::sync::Mutex<Stretch>,
+}
+
+/// The work of an engine's merges since their last pause.
+#[derive(Debug)]
+struct Stretch {
+    since: Instant,
+    /// The pause that is due.
+    due: Duration,
+}
+
+impl PacedStore {
+    pub(super) fn new(inner: Arc<Guarded>, pace: Arc<MergePace>) -> Self {
+        let work = Stretch { since: Instant::now(), due: Duration::ZERO };
+        Self { inner, pace, work: tokio::sync::Mutex::new(work) }
+    }
+
+    /// Notes the work since the last read, and pauses if it is time. Other merges of the engine wait
+    /// meanwhile, too.
+    async fn pause(&self) {
+        let mut work = self.work.lock().await;
+        let ran = work.since.elapsed().min(STRETCH);
+        self.pace.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
+        work.due += self.pace.pause(ran);
+        if work.due >= LEAST_PAUSE {
+            tokio::time::sleep(std::mem::take(&mut work.due)).await;
+        }
+        work.since = Instant::now();
+    }
+
+    fn note(&self, bytes: u64) {
+        self.pace.read.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Display for PacedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for PacedStore {
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let has_rows = location.extension() == Some("sst") && options.range.is_some();
+        if !has_rows {
+            return self.inner.get_opts(location, options).await;
+        }
+        self.pause().await;
+        let result = self.inner.get_opts(location, options).await?;
+        self.note(result.range.end.saturating_sub(result.range.start));
+        Ok(result)
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.pause().await;
+        let parts = self.inner.get_ranges(location, ranges).await?;
+        self.note(parts.iter().map(|part| part.len() as u64).sum());
+        Ok(parts)
+    }
+
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.inner.rename_opts(from, to, options).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::ObjectStoreExt;
+
+    /// Looks so many times, with the given rates in bytes per second; returns the share.
+    fn look(pace: &MergePace, at: &mut Instant, times: u32, rates: Rates) -> f64 {
+        for _ in 0..times {
+            *at += LOOK;
+            let ran = LOOK.mul_f64(pace.share());
+            pace.take((rates.inflow * LOOK.as_secs_f64()) as u64);
+            pace.read.fetch_add((rates.merging * ran.as_secs_f64()) as u64, Ordering::Relaxed);
+            pace.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
+            pace.adapt(*at, rates.cpu_wait, rates.level0_use);
+        }
+        pace.share()
+    }
+
+    #[derive(Clone, Copy)]
+    struct Rates {
+        inflow: f64,
+        merging: f64,
+        cpu_wait: f64,
+        level0_use: f64,
+    }
+
+    const READS: Rates = Rates { inflow: 0.0, merging: 3e8, cpu_wait: 0.5, level0_use: 0.0 };
+
+    #[test]
+    fn merges_give_way_to_reads_while_cpus_are_busy() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        assert_eq!(look(&pace, &mut at, 20, Rates { cpu_wait: 0.0, ..READS }), 1.0);
+        assert!((look(&pace, &mut at, 10, READS) - LEAST).abs() < 0.01);
+        assert_eq!(look(&pace, &mut at, 10, Rates { cpu_wait: 0.05, ..READS }), 1.0);
+    }
+
+    #[test]
+    fn merges_keep_up_with_writers() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        // Twelve million bytes a second make 120 million for merges, which read 300 million.
+        let share = look(&pace, &mut at, 60, Rates { inflow: 12e6, ..READS });
+        assert!((share - 0.4).abs() < 0.02, "{share}");
+        assert_eq!(look(&pace, &mut at, 60, Rates { inflow: 60e6, ..READS }), 1.0);
+        // The writers end.
+        let share = look(&pace, &mut at, 60, READS);
+        assert!((share - LEAST).abs() < 0.01, "{share}");
+    }
+
+    #[test]
+    fn merges_get_all_of_the_time_while_level_0_is_full() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        let share = look(&pace, &mut at, 10, Rates { level0_use: 0.2, ..READS });
+        assert!((share - 0.5).abs() < 0.01, "{share}");
+        assert_eq!(look(&pace, &mut at, 10, Rates { level0_use: 0.3, ..READS }), 1.0);
+    }
+
+    #[test]
+    fn before_a_merge_was_measured_writers_count_fully() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        let unmeasured = Rates { inflow: 1e5, merging: 0.0, ..READS };
+        assert_eq!(look(&pace, &mut at, 10, unmeasured), 1.0);
+    }
+
+    #[test]
+    fn a_merge_pauses_where_it_reads() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let pace = Arc::new(MergePace::default());
+        let inner = Guarded::new(Arc::new(object_store::memory::InMemory::new()), true);
+        let store = PacedStore::new(Arc::new(inner), pace.clone());
+        let path = Path::from("a.sst");
+        runtime.block_on(store.put(&path, vec![7; 1000].into())).unwrap();
+        let read = |share| {
+            pace.share.store(share, Ordering::Relaxed);
+            runtime
+                .block_on(async { store.work.lock().await.since = Instant::now() - 2 * STRETCH });
+            let begun = Instant::now();
+            let bytes = runtime.block_on(store.get_range(&path, 100..400)).unwrap();
+            assert_eq!(bytes.len(), 300);
+            begun.elapsed()
+        };
+        // The longest stretch counts, and three times as long is the pause.
+        assert!(read(250) >= 3 * STRETCH);
+        read(1000);
+        assert_eq!((pace.counted(), pace.ran_us.load(Ordering::Relaxed)), ((0, 600), 100_000));
+        // Other files are not those of a merge.
+        runtime.block_on(store.put(&Path::from("0.manifest"), vec![7; 10].into())).unwrap();
+        runtime.block_on(store.get(&Path::from("0.manifest"))).unwrap();
+        assert_eq!(pace.counted(), (0, 600));
+    }
+
+    #[test]
+    fn a_pause_is_as_long_as_the_share_asks_for() {
+        let pace = MergePace::default();
+        assert_eq!(pace.pause(STRETCH), Duration::ZERO);
+        pace.share.store(250, Ordering::Relaxed);
+        assert_eq!(pace.pause(STRETCH), 3 * STRETCH);
+        // A share is never so small that a merge would stand still.
+        pace.share.store(0, Ordering::Relaxed);
+        assert!(pace.pause(STRETCH) < 7 * STRETCH);
+    }
+}
