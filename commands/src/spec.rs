@@ -359,6 +359,8 @@ bitflags! {
         const ENDS_PAUSE = 1 << 25;
         /// Runs beside a busy script: that may be of the primary's stream, which the command ends.
         const ENDS_STREAM = 1 << 26;
+        /// Is part of no transaction and no script: it waits for others, and cannot be undone.
+        const ALONE = 1 << 27;
     }
 
     /// ACL categories, in the order of ACL CAT's reply.

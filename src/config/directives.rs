@@ -77,7 +77,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),
     d("background-workers", AutoInteger((1, 1024)), "auto", "threads for hand-over, flush and compaction; auto: a quarter of the CPUs, at least two").at_start(),
     d("shards", AutoInteger(SHARDS), "auto", "parts of the key space, fixed when the data directory is created; auto: one per CPU").at_start(),
-    d("memory-budget", AutoMemory((16 * MIB, LONG_MAX)), "auto", "bytes all caches and buffers share; auto: half of the memory of the machine or cgroup").at_start(),
+    d("memory-budget", AutoMemory((16 * MIB, 4 * MIB * MIB)), "auto", "bytes all caches and buffers share; auto: half of the memory of the machine or cgroup").at_start(),
     d("block-cache-size", AutoMemory(BYTES), "auto", "bytes of the engine's block cache; auto: a share of memory-budget").at_start(),
     d("accept-mode", OneOf(&["reuseport", "round-robin"]), "reuseport", "how connections are spread over threads").at_start(),
     d("appendfsync", OneOf(FSYNC), "always", "what OK means: on disk (always), in the journal's file (everysec, no)"),

@@ -126,7 +126,7 @@ pub(super) fn admit(
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
-    if session.transaction.is_some() && command.spec.has(flag!(NO_MULTI)) {
+    if session.transaction.is_some() && command.spec.flags.intersects(flag!(NO_MULTI | ALONE)) {
         return Admitted::Refused("ERR Command not allowed inside a transaction".into());
     }
     if !session.account.is_free()

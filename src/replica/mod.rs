@@ -1,17 +1,20 @@
 //! State of this server as the replica of another one, as the gate, INFO and ROLE see it. The link
 //! that keeps it is `crate::replication`.
 
+mod applied;
 mod succession;
 
 pub use succession::{
     Hearing, Lineage, Precedence, Succession, Testimony, parse_formers, shown_formers,
 };
 
+use applied::AppliedBytes;
 use flagstone_storage::encoding::{FormerStream, SourceExtent, SourcePosition};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::lease::BootTime;
 use std::collections::VecDeque;
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -78,33 +81,6 @@ pub struct FollowedEnd {
     pub bytes: Vec<u8>,
 }
 
-/// The last bytes of the primary's stream that are applied.
-#[derive(Debug, Default)]
-struct AppliedBytes {
-    bytes: VecDeque<u8>,
-    /// Offset behind them.
-    end: u64,
-}
-
-impl AppliedBytes {
-    /// Appends the bytes from an offset on; at most `kept` stay.
-    fn push(&mut self, from: u64, bytes: &[u8], kept: usize) {
-        if from != self.end {
-            self.bytes.clear();
-        }
-        self.end = from + bytes.len() as u64;
-        let bytes = &bytes[bytes.len().saturating_sub(kept)..];
-        let surplus = (self.bytes.len() + bytes.len()).saturating_sub(kept);
-        self.bytes.drain(..surplus);
-        self.bytes.extend(bytes);
-    }
-
-    /// Returns the bytes up to an offset, if they end there.
-    fn up_to(&self, offset: u64) -> Vec<u8> {
-        if self.end == offset { self.bytes.iter().copied().collect() } else { Vec::new() }
-    }
-}
-
 /// The link to a primary, as others see it.
 #[derive(Clone, Debug, Default)]
 pub struct LinkView {
@@ -141,6 +117,8 @@ pub struct Replica {
     link: Mutex<LinkView>,
     /// Counts the changes of the primary: a link that has another number has to end.
     epoch: AtomicU64,
+    /// Rings when that number changes.
+    chosen: Notify,
     /// Bits for the questions of the gate, 0 for a primary with all of its data.
     state: AtomicU8,
     is_up: AtomicBool,
@@ -292,9 +270,23 @@ impl Replica {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Makes the link end, before another choice.
-    pub fn part(&self) {
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+    /// Waits until a choice of a primary is not the present one any more.
+    pub async fn outlived(&self, epoch: u64) {
+        loop {
+            let mut chosen = pin!(self.chosen.notified());
+            chosen.as_mut().enable();
+            if self.epoch() != epoch {
+                return;
+            }
+            chosen.await;
+        }
+    }
+
+    /// Makes the link end, before another choice. Returns the number of the choice.
+    pub fn part(&self) -> u64 {
+        let before = self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.chosen.notify_waiters();
+        before + 1
     }
 
     /// Follows a primary. Returns the number of the choice.
@@ -306,7 +298,7 @@ impl Replica {
         (link.state, link.heard_ms, link.down_since_ms) = Default::default();
         link.down_reason.clear();
         self.is_up.store(false, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+        self.part()
     }
 
     /// Becomes a primary, with a new id. `former`: the stream that was followed.
@@ -327,7 +319,7 @@ impl Replica {
         self.set_succession(Some(Succession::new(awaited)));
         link.primary = None;
         self.is_up.store(false, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+        self.part()
     }
 
     fn set_succession(&self, succession: Option<Succession>) {

@@ -223,9 +223,45 @@ impl Applier {
         .await
     }
 
+    /// Begins to load a data set: from here on the data is a part of one, until
+    /// [`end_load`](Self::end_load).
+    pub(super) async fn begin_load(&self, epoch: u64) -> Result<(), String> {
+        self.on_coordinator(Some(epoch), |worker| async move {
+            let replica = &worker.node.health.replica;
+            let serial = replica.link().position.serial + 1;
+            let extent = SourceExtent::Part;
+            let part = SourcePosition { serial, extent, ..SourcePosition::default() };
+            store_position(&worker, part).await?;
+            replica.set_loading(true);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stores the position of a data set that is loaded, and admits clients.
+    pub(super) async fn end_load(
+        &self,
+        epoch: u64,
+        position: SourcePosition,
+    ) -> Result<(), String> {
+        self.on_coordinator(Some(epoch), |worker| async move {
+            store_position(&worker, position).await?;
+            worker.node.health.replica.set_loading(false);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until a former link changes nothing any more.
+    pub(super) async fn alone(&self) {
+        drop(self.node.health.replica.turn().await);
+    }
+
     /// Deletes the part of a data set that was loaded when that failed, if there is one.
     pub(super) async fn clear_part(&self, epoch: Option<u64>) -> Result<(), String> {
         let replica = &self.node.health.replica;
+        // A former link may just have begun to load one, or have loaded all of it.
+        self.alone().await;
         if !replica.is_loading() {
             return Ok(());
         }

@@ -33,8 +33,9 @@ const MAX_OFFSET: u64 = u64::MAX >> 1;
 /// Reason why a link ends that a client has broken.
 const KICKED: &str = "CLIENT KILL TYPE master has ended it";
 
-/// File that receives the data set, in the data directory.
-const SYNC_FILE: &str = "replica-sync.rdb";
+/// Beginning and end of the name of the file that receives the data set, in the data directory; the
+/// number of the choice of the primary is between them.
+const SYNC_FILE: (&str, &str) = ("replica-sync", ".rdb");
 
 /// Follows a primary until another one, or none, is chosen, or the server ends.
 pub(super) async fn run(applier: Applier, primary: Primary, epoch: u64) {
@@ -103,9 +104,10 @@ impl PrimaryLink {
         self.set_state(LinkState::Connecting);
         let settings = self.settings();
         let bytes_in = &self.replica().bytes_in;
-        let mut wire = PrimaryWire::connect(&self.primary, &settings, bytes_in).await?;
+        let connecting = PrimaryWire::connect(&self.primary, &settings, bytes_in);
+        let mut wire = self.while_chosen(connecting).await?;
         self.set_state(LinkState::Handshake);
-        greet(&mut wire, &settings).await?;
+        self.while_chosen(greet(&mut wire, &settings)).await?;
         let position = self.ask_for_stream(&mut wire).await?;
         self.apply_stream(wire, position).await
     }
@@ -183,6 +185,18 @@ impl PrimaryLink {
         Ok(renamed)
     }
 
+    /// Waits for the primary, as long as no other one is chosen. The future is then given up.
+    async fn while_chosen<T>(
+        &self,
+        future: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        tokio::select! {
+            biased;
+            () = self.replica().outlived(self.epoch) => Err(OTHER.to_owned()),
+            done = future => done,
+        }
+    }
+
     async fn load_data_set(
         &mut self,
         wire: &mut PrimaryWire,
@@ -192,9 +206,11 @@ impl PrimaryLink {
         self.set_state(LinkState::Sync);
         self.is_costly = true;
         tracing::info!(primary = %self.primary, "the data set is received");
-        let path = self.settings().dir.join(SYNC_FILE);
+        // A former link may still hold its own file.
+        let path =
+            self.settings().dir.join(format!("{}-{}{}", SYNC_FILE.0, self.epoch, SYNC_FILE.1));
         let _remove = RemovedFile(path.clone());
-        receive::receive(wire, self.replica(), &path).await?;
+        self.while_chosen(receive::receive(wire, self.replica(), &path)).await?;
         tracing::info!(primary = %self.primary, "the data set is loaded");
         let loading = load::load(&self.applier, self.epoch, &path);
         let (loaded, beaten) = self.beating(wire, Beat::Alive, &mut beats(), loading).await;
@@ -209,8 +225,7 @@ impl PrimaryLink {
         let serial = self.replica().link().position.serial + 1;
         let extent = SourceExtent::Whole;
         let position = SourcePosition { serial, offset, db: loaded.db, extent, id, formers };
-        self.applier.put_position(self.epoch, position.clone()).await?;
-        self.replica().set_loading(false);
+        self.applier.end_load(self.epoch, position.clone()).await?;
         self.replica().syncs.full.fetch_add(1, Ordering::Relaxed);
         tracing::info!(primary = %self.primary, offset, keys = loaded.keys, "the data set is there");
         wire.listen_again();
@@ -427,5 +442,11 @@ impl Drop for RemovedFile {
 
 /// Removes the file of a data set that a killed process has left.
 pub(super) fn remove_left_over(settings: &Settings) {
-    drop(RemovedFile(settings.dir.join(SYNC_FILE)));
+    for entry in std::fs::read_dir(&settings.dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(SYNC_FILE.0) && name.ends_with(SYNC_FILE.1) {
+            drop(RemovedFile(entry.path()));
+        }
+    }
 }

@@ -4,7 +4,6 @@ use super::apply::{Applier, StreamCommand};
 use anyhow::{Context, Result, anyhow, bail};
 use flagstone_rdb::file::{self, Item, Key, Value};
 use flagstone_rdb::{CommandSink, Expect, LargeValue, with_restore};
-use flagstone_storage::encoding::SourceExtent;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc;
@@ -39,9 +38,7 @@ pub(super) async fn load(
     epoch: u64,
     path: &Path,
 ) -> Result<LoadedDataSet, String> {
-    let replica = &applier.node.health.replica;
-    replica.set_loading(true);
-    applier.forget_position(Some(epoch), SourceExtent::Part).await?;
+    applier.begin_load(epoch).await?;
     applier.clear(Some(epoch)).await?;
     let (sender, mut units) = mpsc::channel(AHEAD);
     let settings = applier.node.config.settings();

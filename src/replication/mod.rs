@@ -143,11 +143,18 @@ pub async fn promote(
     let applier = Applier::new(node, peers);
     replica.part();
     keep_promise(node, None).await;
+    // The batch that is under way is the last one.
+    applier.alone().await;
+    if is_ordered && settings.is_in_group() && replica.lineage().is_none() {
+        // The link has just begun to load a data set.
+        follow_anew(node, peers, primary);
+        return Err(NO_POSITION.to_owned());
+    }
     if is_ordered && settings.awaited() > 0 {
         succession::begin(node, settings.awaited());
         return Ok(());
     }
-    // The batch that is under way is the last one. The position is void before others may write.
+    // The position is void before others may write.
     let parted = match applier.clear_part(None).await {
         Ok(()) => applier.succeed().await,
         Err(reason) => Err(reason),

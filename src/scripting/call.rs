@@ -78,8 +78,9 @@ impl Run<'_, '_> {
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
-        } else if spec.has(flag!(NOSCRIPT))
-            && (spec.runs_others() || !self.unit.node.code.scripts.allow_all())
+        } else if spec.has(flag!(ALONE))
+            || spec.has(flag!(NOSCRIPT))
+                && (spec.runs_others() || !self.unit.node.code.scripts.allow_all())
         {
             "ERR This Redis command is not allowed from script"
         } else if let Err((user, denied)) =

@@ -138,7 +138,8 @@ impl Run<'_, '_> {
             tracing::warn!(
                 name = control.name,
                 others_since_the_last_line = others,
-                "a script has been running for {} ms; it can be killed by SCRIPT KILL or FUNCTION KILL",
+                "a script has been running for {} ms; SCRIPT KILL or FUNCTION KILL ends it, or, if it \
+                has written, the end of the server",
                 elapsed.as_millis()
             );
         }

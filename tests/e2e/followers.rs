@@ -112,6 +112,7 @@ pub(super) const CHANGES: &[&str] = &[
     "XGROUP CREATE x g 0",
     "XREADGROUP GROUP g c STREAMS x >",
     "PFADD p a b c",
+    "PFCOUNT p",
     "SET e 1 PX 30",
     "MULTI",
     "INCR n1",

@@ -2,6 +2,7 @@
 //! told. The room ends where a file may have: no segment can be prepared, as on a full disk.
 
 use super::Server;
+use rustix::process::Signal;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -335,4 +336,52 @@ fn a_waiter_is_served_when_the_deletion_of_its_key_could_not_be_stored() {
         }
     }
     assert!(served > 0, "no deletion has failed in front of a command that waits");
+}
+
+/// A directory that is moved away takes no harm, nor does one in its place: once the server has to make files, it
+/// refuses writes, until its directory is back.
+#[test]
+fn a_directory_that_was_moved_away_is_written_to_no_more() {
+    let mut server =
+        Server::start(&["--journal-segment-size", "1mb", "--handover-interval-ms", "200"]);
+    let mut client = server.client();
+    let (data, away) = (server.dir().join("data"), server.dir().join("away"));
+    let value = "v".repeat(LARGE);
+    let mut acknowledged = 0;
+    let mut set = |client: &mut redis::Connection, until_refused: bool| {
+        let began = Instant::now();
+        loop {
+            assert!(began.elapsed() < Duration::from_secs(60), "it goes on");
+            let done = redis::cmd("SET").arg(acknowledged).arg(&value).query::<()>(client);
+            acknowledged += u32::from(done.is_ok());
+            match done {
+                Err(error) if until_refused => return error.to_string(),
+                Ok(()) if !until_refused && acknowledged % 50 == 0 => return String::new(),
+                _ => {}
+            }
+        }
+    };
+    set(&mut client, false);
+    std::fs::rename(&data, &away).expect("it is moved");
+    std::fs::create_dir(&data).expect("another one");
+    let refused = set(&mut client, true);
+    assert!(refused.contains("was moved, removed or replaced"), "{refused}");
+    let read: String = redis::cmd("GET").arg(0).query(&mut client).expect("it is there");
+    assert_eq!(read, value);
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(std::fs::read_dir(&data).expect("the other one").count(), 0);
+    assert!(server.log().contains("was moved, removed or replaced while it is in use"));
+    std::fs::remove_dir(&data).expect("it is empty");
+    std::fs::rename(&away, &data).expect("it is back");
+    set(&mut client, false);
+    // At the end, too, nothing is made elsewhere; the end says so.
+    std::fs::rename(&data, &away).expect("it is moved");
+    drop(client);
+    server.signal(Signal::TERM);
+    assert_eq!(server.reap(), Some(1));
+    assert!(!data.exists());
+    std::fs::rename(&away, &data).expect("it is back");
+    server.restart();
+    let count: u32 = redis::cmd("DBSIZE").query(&mut server.client()).expect("DBSIZE");
+    assert_eq!(count, acknowledged);
 }

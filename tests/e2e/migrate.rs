@@ -180,3 +180,22 @@ fn no_write_between_is_lost() {
     }
     assert_eq!(moved, 2000);
 }
+
+/// A key that another server has taken cannot be taken back with a script or a transaction.
+#[test]
+fn keys_go_in_no_transaction_and_no_script() {
+    let (from, to) = (Server::start(&[]), Server::start(&[]));
+    let mut here = from.client();
+    run(&mut here, &["SET", "k", "v"]);
+    let port = to.port().to_string();
+    let migrate = format!("return redis.call('MIGRATE', '127.0.0.1', '{port}', 'k', '0', '1000')");
+    for keys in [&["0"][..], &["1", "k"]] {
+        let words = [&["EVAL", &migrate][..], keys].concat();
+        assert!(error(&mut here, &words).contains("not allowed from script"));
+    }
+    assert_eq!(run(&mut here, &["MULTI"]), Value::Okay);
+    let refused = error(&mut here, &words(&self::migrate(to.port(), "k", &[])));
+    assert!(refused.contains("not allowed inside a transaction"), "{refused}");
+    assert!(error(&mut here, &["EXEC"]).contains("discarded"));
+    assert_eq!(number(&mut here, &["EXISTS", "k"]), 1);
+}

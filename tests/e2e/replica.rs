@@ -33,6 +33,8 @@ pub(super) struct State {
     data_set_at: u64,
     /// True to send the data set with a mark at its end.
     has_mark: bool,
+    /// True to send no more of a data set that has begun.
+    holds: bool,
     /// True to answer PSYNC with an error.
     refuses: bool,
     /// True to say nothing more.
@@ -138,6 +140,9 @@ impl Primary {
         for piece in data_set.chunks(data_set.len() / 3 + 1) {
             stream.write_all(piece).ok()?;
             thread::sleep(Duration::from_millis(5));
+            while self.state().holds {
+                thread::sleep(Duration::from_millis(2));
+            }
         }
         if has_mark {
             stream.write_all(&mark.as_bytes()[..7]).ok()?;
@@ -301,6 +306,51 @@ fn a_replica_has_the_data_set_and_the_stream_behind_it() {
         assert_eq!(text(&mut client, &["SET", "a", "b"]), "ok");
         assert!(info(&mut client).contains("role:master"));
     }
+}
+
+/// A data set whose receipt has begun is not loaded any more once another role was chosen.
+#[test]
+fn a_data_set_on_its_way_is_given_up_with_its_primary() {
+    let left = Primary::serve(&data_set());
+    let other = Primary::serve(EMPTY);
+    other.say(&["SELECT 0", "SET other 1"]);
+    let server = Server::start(&["--workers", "2", "--shards", "4"]);
+    let mut client = server.client();
+    for round in 0..4 {
+        let _: () = client.set("own", round).expect("SET");
+        left.state().holds = true;
+        let before = left.state().data_sets;
+        follow(&mut client, &left);
+        within(60, || left.state().data_sets > before && receives(&mut client));
+        if round % 2 == 0 {
+            assert_eq!(text(&mut client, &["REPLICAOF", "NO", "ONE"]), "ok");
+            left.state().holds = false;
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(text(&mut client, &["GET", "own"]), round.to_string());
+            assert_eq!(text(&mut client, &["SET", "a", "b"]), "ok");
+            assert!(info(&mut client).contains("role:master"));
+        } else {
+            follow(&mut client, &other);
+            other.wait();
+            left.state().holds = false;
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(text(&mut client, &["GET", "other"]), "1");
+            assert_eq!(text(&mut client, &["GET", "text"]), "nil");
+            other.state().acknowledged = 0;
+            assert_eq!(text(&mut client, &["REPLICAOF", "NO", "ONE"]), "ok");
+        }
+        let files = std::fs::read_dir(server.dir().join("data")).expect("the directory").flatten();
+        let names: Vec<_> =
+            files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+        assert!(!names.iter().any(|name| name.starts_with("replica-sync")), "{names:?}");
+    }
+}
+
+/// Returns true while a data set comes.
+fn receives(client: &mut Connection) -> bool {
+    let shown = info(client);
+    let read = shown.lines().find_map(|line| line.strip_prefix("master_sync_read_bytes:"));
+    read.is_some_and(|bytes| bytes != "0")
 }
 
 /// Rounds of commands between two kills.

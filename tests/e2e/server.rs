@@ -207,10 +207,10 @@ impl Server {
         self.signal(Signal::KILL);
     }
 
-    /// Waits for the end of a server that was killed.
-    pub fn reap(&mut self) {
+    /// Waits for the end of a server that was killed or told to end. Returns its exit status.
+    pub fn reap(&mut self) -> Option<i32> {
         let mut child = self.child.take().expect("running");
-        child.wait().expect("reaped");
+        child.wait().expect("reaped").code()
     }
 
     /// SIGTERM, and a clean end.

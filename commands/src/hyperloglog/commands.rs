@@ -66,6 +66,10 @@ fn count_one(cx: &mut Ctx<'_>, name: &[u8]) -> Result<u64, Stop> {
     sketch.cache(count);
     if let Some(changed) = sketch.into_changed() {
         cx.store.entry_mut(cx.db, name)?.value = Value::Str(changed);
+        if cx.is_heard() {
+            // As a read it says nothing by itself.
+            cx.say(&[b"PFCOUNT", name]);
+        }
     }
     Ok(count)
 }

@@ -129,7 +129,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the size of the values",
         summary: "Sends keys to another server, and deletes them here.",
         arity: -6,
-        flags: flag!(WRITE | MOVABLE_KEYS),
+        flags: flag!(WRITE | MOVABLE_KEYS | ALONE),
         keys: &[
             KeySpec {
                 flags: key!(RW | ACCESS | DELETE),

@@ -26,8 +26,8 @@ use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine};
 use crate::feed::{Feed, FeedTail};
 use crate::journal::{
-    BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, RealDisk, Recovered,
-    SyncMode,
+    BucketJournal, BucketOptions, Disk, HomeDisk, Journal, LocalJournal, Lsn, Options, RealDisk,
+    Recovered, SyncMode,
 };
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::pending::Batch;
@@ -338,6 +338,8 @@ async fn recover(
         return Ok(Recovered::Bucket(Box::new(recovery)));
     };
     create_private_dir(dir).with_context(|| format!("creating {journal}"))?;
+    let home = options.journal.as_ref().unwrap_or(&options.store).dir().unwrap_or(dir);
+    let disk = HomeDisk::new(disk, home).with_context(|| format!("opening {}", home.display()))?;
     let archive = options.archive.then(|| location.archive());
     let archive = archive.and_then(|place| place.dir().map(Path::to_owned));
     let options = Options {
@@ -347,7 +349,7 @@ async fn recover(
         inline_sync: options.inline_sync,
         salt,
         archive,
-        disk,
+        disk: Arc::new(disk),
     };
     let recovery = LocalJournal::recover(dir, options)?;
     let recovered = Recovered::Local(Box::new(recovery));

@@ -12,6 +12,7 @@ mod floor;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod history;
+mod home;
 mod local;
 mod read;
 mod record;
@@ -41,6 +42,7 @@ pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
+pub(crate) use home::HomeDisk;
 pub use local::LocalJournal;
 pub use read::HoldId;
 pub use recovered::{Pieces, Recovered};

@@ -220,6 +220,9 @@ impl LocalShared {
             // Everything is durable without it.
             tracing::warn!(%error, "the end of the journal could not be marked");
         }
+        // The files may be gone, or have been moved away: then the next start does not find them.
+        let found = self.options.disk.list(&self.dir);
+        found.map_err(|e| JournalError::io("looking for", &self.dir, e))?;
         Ok(durable)
     }
 }

@@ -3,6 +3,7 @@
 mod cloud;
 mod files;
 mod guarded;
+mod home;
 mod metered;
 mod preflight;
 mod shared;
@@ -13,6 +14,7 @@ mod tests;
 pub use files::remove_tree;
 pub(crate) use files::{names, put, read, remove_dir};
 pub(crate) use guarded::{Guarded, Writes};
+pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
 pub(crate) use shared::{SHARED, Share, Shares};

@@ -9,6 +9,7 @@
 mod tests;
 mod upload;
 
+use crate::place::HomeDir;
 use crate::place::stamp::{stamped, verified};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -43,17 +44,25 @@ pub(crate) struct ShardFiles {
     /// Distinguishes its files from those of other shards.
     number: u64,
     kept: Arc<OpenFiles>,
+    home: Arc<HomeDir>,
 }
 
 impl ShardFiles {
     pub(crate) fn new(dir: &std::path::Path, kept: Arc<OpenFiles>) -> Result<Self> {
         let local = LocalFileSystem::new_with_prefix(dir)?.with_fsync(true);
         let number = kept.stores.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { local, number, kept })
+        let home = Arc::new(HomeDir::open(dir).map_err(at_home)?);
+        Ok(Self { local, number, kept, home })
+    }
+
+    /// Checks that paths lead to the shard's own directory.
+    fn check_home(&self) -> Result<()> {
+        self.home.check().map_err(at_home)
     }
 
     /// Opens the file as the local store does, and keeps it open.
     async fn open(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.check_home()?;
         let result = self.local.get_opts(location, options).await?;
         if let GetResultPayload::File(file, _) = &result.payload
             && let Ok(file) = file.try_clone()
@@ -103,6 +112,7 @@ impl fmt::Display for ShardFiles {
 impl ObjectStore for ShardFiles {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         if !is_ranged(&options) || !is_immutable(location) {
+            self.check_home()?;
             let found = self.local.get_opts(location, options.clone()).await?;
             return verified(location, &options, found).await;
         }
@@ -113,6 +123,7 @@ impl ObjectStore for ShardFiles {
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.check_home()?;
         self.local.get_ranges(location, ranges).await
     }
 
@@ -122,6 +133,7 @@ impl ObjectStore for ShardFiles {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        self.check_home()?;
         self.local.put_opts(location, stamped(location, payload), options).await
     }
 
@@ -130,16 +142,21 @@ impl ObjectStore for ShardFiles {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
+        self.check_home()?;
         if !options.attributes.is_empty() {
             return self.local.put_multipart_opts(location, options).await;
         }
-        Ok(Box::new(FileUpload::begin(self.local.path_to_filesystem(location)?).await?))
+        let target = self.local.path_to_filesystem(location)?;
+        Ok(Box::new(FileUpload::begin(target, self.home.clone()).await?))
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
+        if let Err(error) = self.check_home() {
+            return stream::once(async { Err(error) }).boxed();
+        }
         let (kept, number) = (self.kept.clone(), self.number);
         let deleted = self.local.delete_stream(locations);
         // An open descriptor would hold the file's space.
@@ -152,6 +169,9 @@ impl ObjectStore for ShardFiles {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        if let Err(error) = self.check_home() {
+            return stream::once(async { Err(error) }).boxed();
+        }
         self.local.list(prefix)
     }
 
@@ -160,22 +180,32 @@ impl ObjectStore for ShardFiles {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
+        if let Err(error) = self.check_home() {
+            return stream::once(async { Err(error) }).boxed();
+        }
         self.local.list_with_offset(prefix, offset)
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.check_home()?;
         self.local.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.check_home()?;
         self.local.copy_opts(from, to, options).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.check_home()?;
         let renamed = self.local.rename_opts(from, to, options).await;
         self.kept.forget(self.number, from);
         renamed
     }
+}
+
+fn at_home(error: io::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "files", source: error.into() }
 }
 
 /// Returns true if the request is for a range of the file, and nothing else.

@@ -4,6 +4,7 @@
 //! disk at once.
 
 use crate::journal::{Disk, File as _, RealDisk};
+use crate::place::HomeDir;
 use async_trait::async_trait;
 use object_store::{Error, MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 use std::fs::{File, OpenOptions, remove_file};
@@ -18,6 +19,7 @@ pub(super) struct FileUpload {
     /// Path of the file until it is complete. `None`: the file does not exist any more.
     staged: Option<PathBuf>,
     target: PathBuf,
+    home: Arc<HomeDir>,
     /// Offset of the next part.
     offset: u64,
 }
@@ -25,13 +27,13 @@ pub(super) struct FileUpload {
 impl FileUpload {
     /// Creates a file beside its target, under a name that the local store does not list
     /// ([`crate::directory::remove_staged`]).
-    pub(super) async fn begin(target: PathBuf) -> Result<Self> {
+    pub(super) async fn begin(target: PathBuf, home: Arc<HomeDir>) -> Result<Self> {
         let (file, staged) = blocking({
             let target = target.clone();
             move || stage(&target).map_err(|error| failed("creating", &target, error))
         })
         .await?;
-        Ok(Self { file: Arc::new(file), staged: Some(staged), target, offset: 0 })
+        Ok(Self { file: Arc::new(file), staged: Some(staged), target, home, offset: 0 })
     }
 }
 
@@ -80,9 +82,10 @@ impl MultipartUpload for FileUpload {
 
     async fn complete(&mut self) -> Result<PutResult> {
         let (file, staged, target) = (self.file.clone(), self.staged.clone(), self.target.clone());
+        let home = self.home.clone();
         blocking(move || {
             let done = match staged {
-                Some(staged) => publish(&file, &staged, &target),
+                Some(staged) => home.check().and_then(|()| publish(&file, &staged, &target)),
                 None => Err(io::Error::other("it is complete, or was given up")),
             };
             done.map_err(|error| failed("completing", &target, error))
