@@ -90,7 +90,8 @@ fn filter(level: LogLevel) -> EnvFilter {
         LogLevel::Warning => "warn",
         LogLevel::Nothing => "off",
     };
-    format!("{level},slatedb=error,foyer=off,object_store=error").into()
+    format!("{level},slatedb=error,slatedb::compaction_worker=off,foyer=off,object_store=error")
+        .into()
 }
 
 fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {

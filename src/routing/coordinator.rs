@@ -333,6 +333,7 @@ async fn commit_and_apply(
             return Err(text);
         }
     };
+    worker.partition.borrow_mut().store.stats.add(&space.stats);
     let generations = if held.rearranged { &generations[..] } else { &[] };
     let stored = Changed::Stored { record: record.as_ref(), generations };
     hand_back(worker, held, space.drain(), &changed, stored, false).await;

@@ -330,3 +330,44 @@ fn errors_of_the_server_are_counted_beside_those_that_scripts_make_up() {
         assert!(calls.ends_with("rejected_calls=1,failed_calls=0"), "{calls}");
     }
 }
+
+#[test]
+fn keys_count_whichever_workers_they_are_on() {
+    let counters = [("stats", "keyspace_hits"), ("stats", "keyspace_misses")];
+    let counters = [&counters[..], &[("persistence", "rdb_changes_since_last_save")]].concat();
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        for (line, counted) in [
+            ("MSET a 1 b 2 c 3 d 4 e 5", [0, 0, 5]),
+            ("MGET a b c d e none", [5, 1, 0]),
+            ("SADD s x", [0, 0, 1]),
+            (
+                "EVAL redis.call('incr',KEYS[1]);redis.call('incr',KEYS[2]);return(redis.call('get',KEYS[3])) 3 a b c",
+                [1, 0, 2],
+            ),
+            ("DEL a b c d e", [0, 0, 5]),
+        ] {
+            ask(&mut client, "CONFIG RESETSTAT");
+            let mut read = |client: &mut Connection| -> Vec<i64> {
+                let value = |(section, name): &(&str, &str)| {
+                    field(client, section, name).parse().expect("a number")
+                };
+                counters.iter().map(value).collect()
+            };
+            let before = read(&mut client);
+            ask(&mut client, line);
+            let expected: Vec<i64> = before.iter().zip(counted).map(|(n, more)| n + more).collect();
+            let began = Instant::now();
+            let mut now = read(&mut client);
+            while now != expected {
+                assert!(
+                    began.elapsed() < Duration::from_secs(10),
+                    "{workers}: {line}: {before:?} {now:?} {expected:?}"
+                );
+                std::thread::sleep(Duration::from_millis(20));
+                now = read(&mut client);
+            }
+        }
+    }
+}

@@ -49,6 +49,9 @@ const FASTER: f64 = 1.5;
 /// Longest stretch of work between two reads: what is longer was a pause between two merges.
 const STRETCH: Duration = Duration::from_millis(50);
 
+/// Interval at which errors of merges are logged: the engine tries again some times a second.
+const TOLD: Duration = Duration::from_secs(60);
+
 /// Pauses are gathered until they are worth a timer.
 const LEAST_PAUSE: Duration = Duration::from_millis(5);
 
@@ -180,6 +183,8 @@ pub(super) struct PacedStore {
     inner: Arc<Guarded>,
     pace: Arc<MergePace>,
     work: tokio::sync::Mutex<Stretch>,
+    /// Time of the last line about an error.
+    told: Mutex<Option<Instant>>,
 }
 
 /// The work of an engine's merges since their last pause.
@@ -193,7 +198,7 @@ struct Stretch {
 impl PacedStore {
     pub(super) fn new(inner: Arc<Guarded>, pace: Arc<MergePace>) -> Self {
         let work = Stretch { since: Instant::now(), due: Duration::ZERO };
-        Self { inner, pace, work: tokio::sync::Mutex::new(work) }
+        Self { inner, pace, work: tokio::sync::Mutex::new(work), told: Mutex::default() }
     }
 
     /// Notes the work since the last read, and pauses if it is time. Other merges of the engine wait
@@ -209,8 +214,20 @@ impl PacedStore {
         work.since = Instant::now();
     }
 
-    fn note(&self, bytes: u64) {
-        self.pace.read.fetch_add(bytes, Ordering::Relaxed);
+    /// Counts the bytes of a read, or logs its error.
+    fn note<T>(&self, done: &Result<T>, bytes: impl Fn(&T) -> u64) {
+        let error = match done {
+            Ok(done) => {
+                self.pace.read.fetch_add(bytes(done), Ordering::Relaxed);
+                return;
+            }
+            Err(error) => error,
+        };
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|at| at.elapsed() >= TOLD) {
+            *told = Some(Instant::now());
+            tracing::error!("files cannot be merged, which is tried again: {error}");
+        }
     }
 }
 
@@ -228,16 +245,16 @@ impl ObjectStore for PacedStore {
             return self.inner.get_opts(location, options).await;
         }
         self.pause().await;
-        let result = self.inner.get_opts(location, options).await?;
-        self.note(result.range.end.saturating_sub(result.range.start));
-        Ok(result)
+        let result = self.inner.get_opts(location, options).await;
+        self.note(&result, |result| result.range.end.saturating_sub(result.range.start));
+        result
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         self.pause().await;
-        let parts = self.inner.get_ranges(location, ranges).await?;
-        self.note(parts.iter().map(|part| part.len() as u64).sum());
-        Ok(parts)
+        let parts = self.inner.get_ranges(location, ranges).await;
+        self.note(&parts, |parts| parts.iter().map(|part| part.len() as u64).sum());
+        parts
     }
 
     async fn put_opts(

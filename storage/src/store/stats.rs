@@ -15,3 +15,23 @@ pub struct StoreStats {
     /// Keys changed, counted once per command.
     pub changes: u64,
 }
+
+impl StoreStats {
+    /// Adds the counters of a workspace: of a command on keys of several workers.
+    pub fn add(&mut self, other: &Self) {
+        let Self { hits, misses, expired, expired_fields, evicted, dropped, loaded, changes } =
+            other;
+        for (counter, more) in [
+            (&mut self.hits, hits),
+            (&mut self.misses, misses),
+            (&mut self.expired, expired),
+            (&mut self.expired_fields, expired_fields),
+            (&mut self.evicted, evicted),
+            (&mut self.dropped, dropped),
+            (&mut self.loaded, loaded),
+            (&mut self.changes, changes),
+        ] {
+            *counter += more;
+        }
+    }
+}
