@@ -203,6 +203,9 @@ impl PrimaryLink {
         (id, offset): (Box<[u8]>, u64),
         formers: Vec<FormerStream>,
     ) -> Result<SourcePosition, String> {
+        if !self.is_wanted() {
+            return Err(OTHER.to_owned());
+        }
         self.set_state(LinkState::Sync);
         self.is_costly = true;
         tracing::info!(primary = %self.primary, "the data set is received");

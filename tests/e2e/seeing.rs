@@ -349,7 +349,7 @@ fn keys_count_whichever_workers_they_are_on() {
             ("DEL a b c d e", [0, 0, 5]),
         ] {
             ask(&mut client, "CONFIG RESETSTAT");
-            let mut read = |client: &mut Connection| -> Vec<i64> {
+            let read = |client: &mut Connection| -> Vec<i64> {
                 let value = |(section, name): &(&str, &str)| {
                     field(client, section, name).parse().expect("a number")
                 };

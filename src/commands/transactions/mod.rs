@@ -10,6 +10,7 @@ use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
 use flagstone_storage::Store;
 use flagstone_wire::resp::Args;
+use smallvec::SmallVec;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
 /// a time.
@@ -137,9 +138,12 @@ fn fail_part(
 
 /// Prefetches the keys of queued commands.
 fn warm<'a>(store: &Store, commands: impl Iterator<Item = Queued<'a>>) {
-    for Queued { command, args, db } in commands {
-        command.usual_keys(args).take(WARMED_KEYS).for_each(|key| store.warm_key(db, key));
-    }
+    let keys = commands.flat_map(|Queued { command, args, db }| {
+        command.usual_keys(args).take(WARMED_KEYS).map(move |key| (db, store.key_hash(key)))
+    });
+    // The processor waits for several keys at once if there is little to do between them.
+    let keys: SmallVec<[_; 2 * WARMED]> = keys.collect();
+    keys.iter().for_each(|(db, at)| store.warm(*db, *at));
 }
 
 fn run_queued(

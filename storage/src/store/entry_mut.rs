@@ -5,7 +5,7 @@ use crate::need::Fault;
 use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::slot::KeyHash;
-use crate::value::{Entry, Hash, Str, Typed, Value};
+use crate::value::{Entry, Hash, KeyBuf, Str, Typed, Value};
 use crate::words::RoundWords;
 use std::ops::{Deref, DerefMut};
 
@@ -185,7 +185,9 @@ impl DerefMut for EntryMut<'_> {
             self.entry.unit = self.unit;
             self.entry.round = self.round;
             *self.seen = self.round;
-            self.dirty.push(DirtyKey { db: self.db, at: self.at, key: self.entry.key.clone() });
+            // A clone would take the bytes one by one.
+            let key = KeyBuf::from_slice(&self.entry.key);
+            self.dirty.push(DirtyKey { db: self.db, at: self.at, key });
         }
         self.entry
     }

@@ -418,9 +418,9 @@ impl Store {
         }
     }
 
-    /// Touches a key's entry and value like [`warm`](Self::warm).
-    pub fn warm_key(&self, db: u32, key: &[u8]) {
-        self.warm(db, self.layout.key_hash(key));
+    /// Returns the hash of a key and its slot, for [`warm`](Self::warm).
+    pub fn key_hash(&self, key: &[u8]) -> KeyHash {
+        self.layout.key_hash(key)
     }
 
     fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
