@@ -246,10 +246,11 @@ impl<'a> Ctx<'a> {
 }
 
 impl Ctx<'_> {
-    /// Returns true if this worker owns the key. A command that has waited for keys of several
-    /// workers is run by each of them for its own keys.
+    /// Returns true if this run is to look at a key: a command that has waited for keys of several
+    /// workers is run by each of them for its own keys. Any other run looks at all: a script may
+    /// name keys that another worker owns, and has to miss them.
     pub fn is_here(&self, key: &[u8]) -> bool {
-        self.store.owns(key)
+        !self.again || self.store.owns(key)
     }
 
     /// Publishes a keyspace event (`notify-keyspace-events`) once the change is stored. Where an

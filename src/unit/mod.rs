@@ -255,6 +255,7 @@ impl Unit<'_> {
             match handler(cx, args) {
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     cx.out.truncate(mark);
+                    let needs = cx.store.at_origins(needs);
                     self.ask(cx.store, Ask::Load(needs))?;
                 }
                 // It cannot block: no other command could end its wait.

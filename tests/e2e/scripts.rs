@@ -368,3 +368,37 @@ fn flushed_scripts_leave_no_memory_of_their_machines() {
     let left = memory(&mut client);
     assert!(left < 200_000, "{left}");
 }
+
+#[test]
+fn scripts_read_first_elements_of_keys_that_they_do_not_declare() {
+    let server = start("2", &[]);
+    let mut client = server.client();
+    let of = |client: &mut Connection, words: &[&str]| -> Value {
+        run(client, words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    };
+    let script = "return redis.call(unpack(ARGV))";
+    // Some of the keys are another worker's than that of the connection.
+    for n in 0..16 {
+        let (list, zset) = (format!("list{n}"), format!("zset{n}"));
+        let (stream, other) = (format!("stream{n}"), format!("other{n}"));
+        of(&mut client, &["RPUSH", &list, "1", "2", "3", "4"]);
+        of(&mut client, &["ZADD", &zset, "1", "a", "2", "b"]);
+        of(&mut client, &["XADD", &stream, "1-1", "f", "v"]);
+        of(&mut client, &["XGROUP", "CREATE", &stream, "g", "0"]);
+        for command in [
+            &["BLPOP", &list, "0"][..],
+            &["BLMPOP", "0", "1", &list, "LEFT"],
+            &["BLMOVE", &list, &other, "LEFT", "LEFT", "0"],
+            &["BRPOPLPUSH", &list, &other, "0"],
+            &["BZPOPMIN", &zset, "0"],
+            &["BZMPOP", "0", "1", &zset, "MAX"],
+            &["XREAD", "STREAMS", &stream, "0"],
+            &["XREADGROUP", "GROUP", "g", "c", "STREAMS", &stream, ">"],
+        ] {
+            let found = of(&mut client, &[&["EVAL", script, "0"][..], command].concat());
+            assert_ne!(found, Value::Nil, "{command:?}");
+        }
+        let left = of(&mut client, &["EXISTS", &list, &zset]);
+        assert_eq!(left, Value::Int(0), "{n}");
+    }
+}

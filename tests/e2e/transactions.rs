@@ -695,3 +695,47 @@ fn keys_that_a_transaction_misses_are_loaded_at_once() {
         assert_eq!(counts, [2; FIELDS]);
     }
 }
+
+#[test]
+fn a_transaction_reads_and_trims_a_cold_value_that_it_has_moved_or_changed() {
+    const COUNT: usize = 40_000;
+    let options = ["--workers", "2", "--shards", "2", "--appendfsync", "no"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for first in (1..=COUNT).step_by(1000) {
+        let mut fill = redis::pipe();
+        for n in first..first + 1000 {
+            fill.cmd("XADD").arg("{a}stream").arg(format!("{n}-1")).arg("f").arg(n).ignore();
+            fill.cmd("RPUSH").arg("{a}list").arg(n).ignore();
+        }
+        let () = fill.query(&mut client).expect("filled");
+    }
+    let list = |from: u64, to: u64| {
+        Value::Array((from..=to).map(|n| Value::BulkString(n.to_string().into_bytes())).collect())
+    };
+    for (lines, last) in [
+        (&["RENAME {a}list {a}new", "LRANGE {a}new 19999 20000"][..], list(20_000, 20_001)),
+        (&["DEL {a}stream", "RENAME {a}list {a}stream", "LRANGE {a}stream 9 9"], list(10, 10)),
+        (&["MOVE {a}list 1", "SELECT 1", "LRANGE {a}list 29999 30000"], list(30_000, 30_001)),
+        (&["XDEL {a}stream 20000-1", "XTRIM {a}stream MAXLEN 9", "XLEN {a}stream"], Value::Int(9)),
+        (&["XTRIM {a}stream MAXLEN 19999", "XTRIM {a}stream MAXLEN 9"], Value::Int(19_990)),
+    ] {
+        // All of it is cold, and stays as it was: another server would have to be filled anew.
+        server.stop();
+        server.restart();
+        let mut client = server.client();
+        client.set_read_timeout(Some(PATIENCE)).expect("set");
+        let copies = ["COPY {a}list {a}kept", "COPY {a}stream {a}old"];
+        copies.iter().for_each(|copy| assert_eq!(run::<u64>(&mut client, copy), 1));
+        server.stop();
+        server.restart();
+        let mut client = server.client();
+        client.set_read_timeout(Some(PATIENCE)).expect("set");
+        let Value::Array(mut replies) = transact(&mut client, lines) else { panic!("{lines:?}") };
+        assert_eq!(replies.pop(), Some(last), "{lines:?}");
+        let () = run(&mut client, "SELECT 0");
+        let () = run(&mut client, "DEL {a}list {a}stream {a}new");
+        let () = run(&mut client, "RENAME {a}kept {a}list");
+        let () = run(&mut client, "RENAME {a}old {a}stream");
+    }
+}

@@ -356,9 +356,8 @@ impl Store {
         if !same_slot {
             source.value.require_whole().or_load(from_db, from)?;
         }
-        let expire_at_ms = source.expire_at_ms;
+        let expire_at_ms = std::mem::take(&mut source.expire_at_ms);
         let mut value = std::mem::take(&mut source.value);
-        source.expire_at_ms = 0;
         let version = value.version();
         // The element rows stay where they are: another key has their version now, so it is not
         // dead.
@@ -372,6 +371,7 @@ impl Store {
             // A version that no key holds at the end of the round is dead all the same.
             self.moved.push((slot, version));
         }
+        self.note_rename((from_db, from), (to_db, to), value.require_whole().is_err());
         let mut target = self.entry_mut(to_db, to)?;
         target.value = value;
         target.expire_at_ms = expire_at_ms;

@@ -8,7 +8,9 @@
 
 use super::Store;
 use crate::encoding::SourcePosition;
+use crate::need::{Key, Need};
 use crate::value::Entry;
+use std::collections::HashMap;
 
 /// State of the open unit.
 #[derive(Debug, Default)]
@@ -23,6 +25,9 @@ pub(super) struct Unit {
     source: Option<SourcePosition>,
     /// Position in the words of the round when the unit began.
     words: usize,
+    /// Keys that have a value of which not all is in memory, and the keys that had it when the unit
+    /// began.
+    renamed: HashMap<Key, Key>,
 }
 
 impl Unit {
@@ -46,7 +51,8 @@ impl Store {
         let last = self.unit.last.wrapping_add(1).max(1);
         let (dirty, moved) = (self.dirty.len(), self.moved.len());
         let (source, words) = (self.source.clone(), self.words.position());
-        self.unit = Unit { last, is_open: true, dirty, moved, source, words };
+        let renamed = HashMap::new();
+        self.unit = Unit { last, is_open: true, dirty, moved, source, words, renamed };
     }
 
     /// Ends the unit: its changes belong to the open round.
@@ -62,6 +68,35 @@ impl Store {
         if !self.unit.is_open || self.unit_has_changed() {
             self.source = Some(source);
         }
+    }
+
+    /// Notes that a key gets the value of another one; `partial`: not all of it is in memory.
+    pub(super) fn note_rename(&mut self, from: (u32, &[u8]), to: (u32, &[u8]), partial: bool) {
+        // A workspace opens no unit.
+        if !self.unit.is_open && !self.own_shards.is_empty() {
+            return;
+        }
+        let key = |(db, key): (u32, &[u8])| (db, key.into());
+        let (from, to) = (key(from), key(to));
+        let origin = self.unit.renamed.remove(&from).unwrap_or(from);
+        if partial {
+            self.unit.renamed.insert(to, origin);
+        } else {
+            self.unit.renamed.remove(&to);
+        }
+    }
+
+    /// Translates the parts that a unit misses: it is rolled back for them, and then they are part
+    /// of the values of other keys than now, if the unit has renamed keys.
+    pub fn at_origins(&self, needs: Vec<Need>) -> Vec<Need> {
+        if self.unit.renamed.is_empty() {
+            return needs;
+        }
+        let at_origin = |need: Need| match self.unit.renamed.get(&(need.db, need.key.clone())) {
+            Some((db, key)) if need.part.is_some() => Need { db: *db, key: key.clone(), ..need },
+            _ => need,
+        };
+        needs.into_iter().map(at_origin).collect()
     }
 
     /// Returns true if the open unit has changes.
@@ -115,9 +150,10 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::need::Part;
     use crate::store::Fault;
     use crate::store::scope::tests::store;
-    use crate::value::{Str, Value};
+    use crate::value::{Set, SetEncoding, Str, Typed, Value};
 
     fn set(store: &mut Store, key: &[u8], value: &[u8]) -> Result<(), Fault> {
         let mut entry = store.entry_mut(0, key)?;
@@ -210,6 +246,40 @@ mod tests {
         store.begin(2, true);
         store.exists(0, b"gone").unwrap();
         assert_eq!(store.seen(), round);
+    }
+
+    #[test]
+    fn parts_of_renamed_values_are_missed_where_they_were() {
+        let mut store = store();
+        let origin = |store: &Store, key: &[u8]| {
+            let need = Need { db: 0, key: key.into(), part: Some(Part::All) };
+            String::from_utf8(store.at_origins(vec![need]).remove(0).key.into()).unwrap()
+        };
+        for (version, key) in (7..).zip([&b"{x}a"[..], b"{x}b", b"{x}c"]) {
+            let mut entry = store.entry_mut(0, key).unwrap();
+            entry.value = Set::from_meta(version, (3, 0), SetEncoding::Table).into_value();
+        }
+        set(&mut store, b"{x}e", b"1").unwrap();
+        store.seal();
+        store.begin_unit();
+        store.rename((0, b"{x}a"), (0, b"{x}b")).unwrap();
+        assert_eq!(
+            (origin(&store, b"{x}b"), origin(&store, b"{x}c")),
+            ("{x}a".into(), "{x}c".into())
+        );
+        store.rename((0, b"{x}b"), (0, b"{x}d")).unwrap();
+        store.rename((0, b"{x}c"), (0, b"{x}a")).unwrap();
+        assert_eq!(
+            (origin(&store, b"{x}d"), origin(&store, b"{x}a")),
+            ("{x}a".into(), "{x}c".into())
+        );
+        let key = Need { db: 0, key: b"{x}d"[..].into(), part: None };
+        assert_eq!(store.at_origins(vec![key.clone()]), [key], "that is no part");
+        store.rename((0, b"{x}e"), (0, b"{x}a")).unwrap();
+        assert_eq!(origin(&store, b"{x}a"), "{x}a", "all of that value is in memory");
+        store.roll_back(1);
+        store.begin_unit();
+        assert_eq!(origin(&store, b"{x}d"), "{x}d");
     }
 
     #[test]

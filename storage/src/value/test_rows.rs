@@ -1,11 +1,19 @@
 //! Element rows in a map, from which tests serve the parts that a collection requests.
 
 use super::collection::Collection;
+use super::{Entry, Typed, decode_entry, encode_meta};
 use crate::encoding::{ElementRows, Op, OpWriter, Row, get_varint};
 use crate::need::{ElementRange, IndexBy, Page, Part};
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use rand::{RngExt, rngs::SmallRng};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+
+/// Number of parts of a query before whose arrival something may be dropped.
+const DROPS: usize = 24;
+
+/// Number of parts that may be read again.
+const RECENT: usize = 12;
 
 /// See the module's description.
 #[derive(Default)]
@@ -19,6 +27,10 @@ pub(super) struct TestRows {
     dead: Vec<Vec<u8>>,
     /// Number of rows written and deleted.
     pub(super) written: usize,
+    /// Decides what is dropped from memory while a query is served.
+    pub(super) drops: Option<SmallRng>,
+    /// Parts of this version that were requested last.
+    recent: VecDeque<Part>,
 }
 
 impl TestRows {
@@ -38,6 +50,7 @@ impl TestRows {
             self.version = collection.version();
             self.rows.clear();
             self.dead.clear();
+            self.recent.clear();
         }
         if self.version == 0 {
             return;
@@ -120,6 +133,7 @@ impl TestRows {
     pub(super) fn serve(&mut self, collection: &mut dyn Collection, part: Part) {
         self.seal(collection);
         self.asked.push(part.clone());
+        self.recent.truncate(RECENT);
         match part {
             Part::All => {
                 collection.apply_all(self.all()).unwrap();
@@ -136,18 +150,63 @@ impl TestRows {
         }
     }
 
+    /// Writes a collection, forgets it, and reads its meta row.
+    pub(super) fn reload<C: Collection + Typed + Default>(&mut self, collection: &mut C) {
+        self.seal(collection);
+        if collection.len() == 0 && !collection.may_be_empty() {
+            return;
+        }
+        let mut entry = Entry::absent(b"k", 1);
+        entry.value = std::mem::take(collection).into_value();
+        let mut row = Vec::new();
+        encode_meta(&mut row, &entry);
+        let mut read = decode_entry(b"k", 1, &row).unwrap();
+        *collection = std::mem::take(C::of_mut(&mut read.value).unwrap());
+    }
+
+    /// Drops something from memory between the request for a part and its arrival: some elements, or
+    /// everything, as when a unit is rolled back. Then some parts that were requested before are read
+    /// again, although what is in memory is not what they were requested for.
+    pub(super) fn drop_some<C: Collection + Typed + Default>(&mut self, collection: &mut C) {
+        let Some(random) = &mut self.drops else { return };
+        match random.random_range(0..8) {
+            0 => {
+                let wanted = self.recent.iter().filter(|_| random.random_ratio(1, 4));
+                let again: Vec<_> = wanted.cloned().collect();
+                self.reload(collection);
+                for part in again {
+                    self.serve(collection, part);
+                }
+            }
+            1 | 2 => {
+                let steps = random.random_range(0..12);
+                self.seal(collection);
+                collection.shed(steps);
+            }
+            _ => {}
+        }
+    }
+
     /// Runs a query until everything it needs is in memory.
-    pub(super) fn query<C: Collection, T>(
+    pub(super) fn query<C: Collection + Typed + Default, T>(
         &mut self,
         collection: &mut C,
         query: impl Fn(&C) -> Result<T, Part>,
     ) -> T {
-        for _ in 0..10_000 {
+        let begin = self.asked.len();
+        for attempt in 0..10_000 {
             match query(collection) {
                 Ok(answer) => return answer,
-                Err(part) => self.serve(collection, part),
+                Err(part) => {
+                    // A query that needs much gets it in the end.
+                    if attempt < DROPS {
+                        self.drop_some(collection);
+                    }
+                    self.recent.push_front(part.clone());
+                    self.serve(collection, part);
+                }
             }
         }
-        panic!("a query asks without end: {:?}", self.asked.last());
+        panic!("a query asks without end: {:?}", &self.asked[begin..begin + 9]);
     }
 }

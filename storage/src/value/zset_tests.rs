@@ -22,7 +22,14 @@ struct World {
     /// Names of the parts that were loaded, with the least score of each page of the order.
     loaded: Vec<&'static str>,
     least: f64,
+    /// Decides what is dropped from memory while a question is answered.
+    drops: Option<SmallRng>,
+    /// Parts that were requested last.
+    recent: Vec<Part>,
 }
+
+/// Number of parts of a question before whose arrival something may be dropped.
+const DROPS: usize = 24;
 
 impl World {
     /// Closes a round, and writes its rows.
@@ -122,12 +129,40 @@ impl World {
         }
     }
 
+    /// Drops something from memory between the request for a part and its arrival, and reads parts
+    /// that were requested before once more, as when a unit is rolled back.
+    fn drop_some(&mut self, part: &Part) {
+        let Some(random) = &mut self.drops else { return };
+        let (choice, blocks) = (random.random_range(0..8), random.random_range(0..12));
+        let again = self.recent.iter().filter(|_| random.random_ratio(1, 4)).cloned();
+        let again: Vec<_> = again.collect();
+        match choice {
+            0 => {
+                self.evict();
+                again.into_iter().for_each(|part| self.serve(part));
+            }
+            1 | 2 => {
+                self.seal();
+                Collection::shed(&mut self.zset, blocks);
+            }
+            _ => {}
+        }
+        self.recent.insert(0, part.clone());
+        self.recent.truncate(12);
+    }
+
     /// Repeats a query until everything it needs is in memory.
     fn ask<T>(&mut self, question: impl Fn(&Zset) -> Result<T, Part>) -> T {
-        for _ in 0..200 {
+        for attempt in 0..200 {
             match question(&self.zset).or_load(0, b"k") {
                 Ok(answer) => return answer,
-                Err(Fault::Miss(need)) => self.serve(need.part.unwrap()),
+                Err(Fault::Miss(need)) => {
+                    let part = need.part.unwrap();
+                    if attempt < DROPS {
+                        self.drop_some(&part);
+                    }
+                    self.serve(part);
+                }
                 Err(other) => panic!("it is a sorted set: {other:?}"),
             }
         }
@@ -272,6 +307,7 @@ fn a_sorted_set_is_as_a_sorted_list_whatever_is_in_memory() {
         let mut rng = SmallRng::seed_from_u64(seed);
         let (mut world, mut model) = (World::default(), Model::default());
         world.zset.make_skiplist();
+        world.drops = Some(SmallRng::seed_from_u64(seed + 100));
         for _ in 0..500 * (seed % 4) {
             change(&mut world, &mut model, &mut rng);
         }

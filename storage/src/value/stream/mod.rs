@@ -52,9 +52,12 @@ pub struct Stream {
     max_deleted_id: StreamId,
     /// Number of entries ever added.
     entries_added: u64,
+    /// No node that is not in memory has an entry with a greater id.
+    last_unread: StreamId,
     groups: Groups,
-    /// Counts of nodes for a trim; dropped when nodes may have changed.
-    cold: Option<Cold>,
+    /// Counts of nodes for the trims of a unit; dropped when nodes leave memory, which may have
+    /// changed.
+    cold: Vec<Cold>,
     /// 0 while packed into the meta row.
     version: u64,
 }
@@ -69,8 +72,9 @@ impl Default for Stream {
             last_id: StreamId::MIN,
             max_deleted_id: StreamId::MIN,
             entries_added: 0,
+            last_unread: StreamId::MIN,
             groups: Groups::default(),
-            cold: None,
+            cold: Vec::new(),
             version: 0,
         }
     }
@@ -171,8 +175,9 @@ impl Stream {
         let start = match self.nodes.floor(&from.min(self.last_id)) {
             _ if from <= self.first_id => StreamId::MIN,
             Ok(node) => node.map_or(StreamId::MIN, |(key, _)| *key),
-            // Entries of nodes in a gap are in the gap themselves.
-            Err(_) if !self.nodes.is_in_gap(&from) => from,
+            // A gap may end between the first id of a node in it and the node's entries: that the id
+            // is in no gap does not tell that its entry is in memory.
+            Err(_) if from > self.last_unread.min(self.last_id) => from,
             Err(part) => return Err(part),
         };
         // An empty range if it has no entries.
@@ -398,7 +403,6 @@ impl Stream {
 
     /// Deletes the entries found by [`Stream::plan_delete`].
     pub fn delete(&mut self, plan: &DeletePlan) {
-        self.cold = None;
         let mut ids = &plan.ids[..];
         while let Some(id) = ids.first() {
             // Where [`Stream::get_behind`] has found it. Whether other rows follow before the id need
@@ -433,6 +437,7 @@ impl Stream {
         if self.len == 0 && self.groups.is_empty() {
             self.nodes = Paged::new(&[prefix::NODES]);
             self.node_count = 0;
+            self.cold.clear();
             self.groups.drop_rows();
             self.version = 0;
         }

@@ -66,6 +66,7 @@ impl Stream {
         stream.entries_added = take_u64(rest)?;
         if stored {
             stream.nodes = Paged::away(&[prefix::NODES], low, stream.last_id.next());
+            stream.last_unread = stream.last_id;
         } else {
             stream.node_count = get_varint(rest)?;
             for _ in 0..stream.node_count {
@@ -112,7 +113,7 @@ impl Collection for Stream {
     }
 
     fn memory(&self) -> usize {
-        let cold = self.cold.as_ref().map_or(0, Cold::memory);
+        let cold: usize = self.cold.iter().map(Cold::memory).sum();
         size_of::<Self>() + self.nodes.memory() + self.groups.memory() + cold
     }
 
@@ -134,12 +135,16 @@ impl Collection for Stream {
 
     fn detach(&mut self) {
         self.version = 0;
-        self.cold = None;
+        self.cold.clear();
         self.nodes.detach();
         self.groups.detach();
     }
 
     fn seal(&mut self, rows: &mut ElementRows<'_>) {
+        if self.nodes.has_changes() {
+            // The unit that needed the counts has ended.
+            self.cold = Vec::new();
+        }
         self.nodes.seal(rows);
         self.groups.seal(rows);
     }
@@ -174,7 +179,10 @@ impl Collection for Stream {
         for (element, count) in pieces {
             nodes.push((self.nodes.key_of(&element).context("a node has no id")?, count));
         }
-        self.cold = Some(Cold::new(from, to, nodes));
+        let cold = Cold::new(from, to, nodes);
+        // A unit that is repeated may need those of several trims at once.
+        self.cold.retain(|known| !cold.replaces(known));
+        self.cold.push(cold);
         Ok(())
     }
 
@@ -184,7 +192,8 @@ impl Collection for Stream {
 
     fn shed(&mut self, steps: usize) {
         if self.version != 0 {
-            self.cold = None;
+            self.cold.clear();
+            self.last_unread = self.last_id;
             self.nodes.shed(steps);
             self.groups.shed(steps);
         }

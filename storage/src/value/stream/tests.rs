@@ -1,8 +1,8 @@
 use super::*;
 use crate::need::Part;
+use crate::value::Value;
 use crate::value::collection::Collection;
 use crate::value::test_rows::TestRows;
-use crate::value::{Entry, Value, decode_entry, encode_meta};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 type Pair = (Vec<u8>, Vec<u8>);
@@ -48,15 +48,7 @@ impl World {
 
     /// Writes the stream, forgets it, and reads its meta row.
     fn reload(&mut self) {
-        self.rows.seal(&mut self.stream);
-        let mut entry = Entry::absent(b"k", 1);
-        entry.value = Value::Stream(Box::new(std::mem::take(&mut self.stream)));
-        let mut row = Vec::new();
-        encode_meta(&mut row, &entry);
-        let Value::Stream(back) = decode_entry(b"k", 1, &row).unwrap().value else {
-            panic!("it is a stream")
-        };
-        self.stream = *back;
+        self.rows.reload(&mut self.stream);
     }
 
     fn range(&mut self, from: u64, to: u64, count: u64, reverse: bool) -> Vec<Owned> {
@@ -121,6 +113,7 @@ fn a_stream_is_as_a_model() {
     for seed in 0..4 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut world = World::new(if seed % 2 == 0 { 100 } else { 7 });
+        world.rows.drops = Some(SmallRng::seed_from_u64(seed + 100));
         for step in 0..3000 {
             let last = world.stream.last_id();
             let at = rng.random_range(0..=last.ms);
@@ -175,7 +168,9 @@ fn a_stream_is_as_a_model() {
                 _ => {
                     let to = at + rng.random_range(0..200);
                     let count = [1, 10, u64::from(u32::MAX)][rng.random_range(0..3)];
-                    for reverse in [false, true] {
+                    // Readers go on where they were.
+                    for (reverse, behind) in [(false, 0), (true, 0), (false, 2), (false, 5)] {
+                        let at = at + behind;
                         let found = world.range(at, to, count, reverse);
                         assert_eq!(found, world.expected(at, to, count, reverse), "{step}");
                     }
@@ -202,6 +197,84 @@ fn entries_are_deleted_though_the_rows_behind_their_node_are_not_in_memory() {
     }
     world.reload();
     assert_eq!(world.range(0, 2000, 2000, false), world.expected(0, 2000, 2000, false));
+}
+
+#[test]
+fn a_part_that_begins_within_a_node_does_not_hide_the_nodes_entries() {
+    let mut world = World::new(10);
+    world.add_many(1000, 20);
+    world.reload();
+    // These are requested while the node of 505 is in memory, so they begin behind that id.
+    let ask = |stream: &Stream| {
+        stream.require(StreamId::new(505, 0), StreamId::MAX, 1, false)?;
+        stream.require(StreamId::new(506, 0), StreamId::MAX, 50, false)
+    };
+    world.query(ask);
+    let parts = std::mem::take(&mut world.rows.asked);
+    assert!(parts.len() > 1, "{parts:?}");
+    for part in parts {
+        for from in 495..525 {
+            // The unit that has requested it was rolled back: nothing else is in memory.
+            world.reload();
+            world.rows.serve(&mut world.stream, part.clone());
+            let found = world.range(from, 2000, 5, false);
+            assert_eq!(found, world.expected(from, 2000, 5, false), "{part:?}");
+            assert_eq!(world.range(1, from, 5, true), world.expected(1, from, 5, true), "{part:?}");
+        }
+    }
+}
+
+#[test]
+fn a_node_may_be_dropped_before_the_part_behind_it_arrives() {
+    let mut world = World::new(10);
+    world.add_many(1000, 20);
+    world.reload();
+    // The last node in memory is not dropped.
+    world.range(980, 980, 1, false);
+    for (entry, from) in [(203, 205), (505, 507), (791, 795)] {
+        let at = StreamId::new(entry, 0);
+        world.query(|stream| Ok(stream.get(at)?.is_some()));
+        let behind = world.stream.require(at, StreamId::MAX, 50, false).unwrap_err();
+        world.stream.shed(1000);
+        world.rows.serve(&mut world.stream, behind);
+        assert_eq!(world.range(from, 2000, 5, false), world.expected(from, 2000, 5, false));
+    }
+}
+
+#[test]
+fn readers_of_a_stream_whose_parts_come_and_go_miss_nothing() {
+    for seed in 0..10 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut world = World::new(rng.random_range(4..14));
+        world.add_many(400, 5);
+        world.rows.drops = Some(SmallRng::seed_from_u64(seed + 100));
+        let mut readers = [0; 3].map(|_| rng.random_range(0..300));
+        for _ in 0..400 {
+            let reader = rng.random_range(0..3);
+            let behind = readers[reader];
+            match rng.random_range(0..12) {
+                0 => world.add_many(rng.random_range(1..4), 5),
+                1 => {
+                    let near = behind..behind + 12;
+                    let ids = near.filter(|_| rng.random_ratio(1, 4));
+                    world.delete(&ids.map(|ms| StreamId::new(ms, 0)).collect::<Vec<_>>());
+                }
+                2 => readers[reader] = rng.random_range(0..world.stream.last_id().ms),
+                3 => {
+                    let expected = world.expected(0, behind, 7, true);
+                    assert_eq!(world.range(0, behind, 7, true), expected, "{seed}");
+                }
+                4..8 => world.rows.drop_some(&mut world.stream),
+                _ => {
+                    let count = rng.random_range(1..9);
+                    let found = world.range(behind + 1, u64::MAX, count, false);
+                    assert_eq!(found, world.expected(behind + 1, u64::MAX, count, false), "{seed}");
+                    readers[reader] = found.last().map_or(0, |(id, _)| id.ms);
+                }
+            }
+            world.check();
+        }
+    }
 }
 
 #[test]
@@ -353,6 +426,58 @@ fn counted_nodes_may_be_loaded_and_change() {
     let plan = world.query(|stream| stream.plan_trim(&max_len(0), None));
     world.stream.trim(&plan);
     assert_eq!((world.stream.len(), world.stream.version()), (0, 0));
+}
+
+#[test]
+fn a_unit_gets_the_counts_of_all_its_trims() {
+    let by_id = |n| Trim { to: Threshold::MinId(StreamId::new(n, 0)), ..max_len(0) };
+    for (deleted, trims) in [
+        (Some(39_000), vec![max_len(5)]),
+        (None, vec![max_len(20_000), max_len(5)]),
+        (Some(3), vec![by_id(18_000), by_id(39_995)]),
+        (None, vec![max_len(20_000), by_id(39_995)]),
+    ] {
+        let mut world = World::new(10);
+        world.add_many(40_000, 1);
+        world.reload();
+        let cold = world.stream.clone();
+        // Whenever it misses a part, the unit is rolled back, and begins anew with all parts.
+        let mut parts = Vec::new();
+        let left = 'unit: loop {
+            assert!(parts.len() < 12, "it asks without end: {parts:?}");
+            world.stream = cold.clone();
+            for part in &parts {
+                world.rows.serve(&mut world.stream, Part::clone(part));
+            }
+            if let Some(ms) = deleted {
+                match world.stream.plan_delete(&[StreamId::new(ms, 0)]) {
+                    Ok(plan) => world.stream.delete(&plan),
+                    Err(part) => {
+                        parts.push(part);
+                        continue;
+                    }
+                }
+            }
+            for trim in &trims {
+                match world.stream.plan_trim(trim, None) {
+                    Ok(plan) => world.stream.trim(&plan),
+                    Err(part) => {
+                        parts.push(part);
+                        continue 'unit;
+                    }
+                }
+            }
+            break world.stream.len();
+        };
+        world.model.retain(|(id, _)| Some(id.ms) != deleted);
+        let drop = world.model.len() - left as usize;
+        world.model.drain(..drop);
+        assert!(left == 5 || left == 6, "{left}");
+        world.check();
+        assert_eq!(world.range(0, 50_000, 50, false), world.model);
+        world.rows.seal(&mut world.stream);
+        assert_eq!(world.rows.len() as u64, world.stream.node_count());
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::node::EntryNode;
 use super::{NodeLimits, Stream, StreamId};
 use crate::need::{IndexBy, Part};
+use std::collections::BTreeSet;
 
 /// Limit on the entries that remain.
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +74,30 @@ impl Cold {
         self.from <= id && self.to.is_none_or(|to| id < to)
     }
 
-    /// Returns the first node from an id on before another, and whether more of them follow.
-    fn next(&self, from: StreamId, to: Option<StreamId>) -> Option<(StreamId, u64, bool)> {
+    /// Returns true if it has all that another one has.
+    pub(super) fn replaces(&self, other: &Self) -> bool {
+        let reaches = self.to.is_none_or(|to| other.to.is_some_and(|other| other <= to));
+        self.from <= other.from && reaches
+    }
+
+    /// Returns the first node from an id on before another, and the id with which the next one
+    /// begins.
+    fn next(
+        &self,
+        from: StreamId,
+        to: Option<StreamId>,
+    ) -> Option<(StreamId, u64, Option<StreamId>)> {
         let at = self.nodes.partition_point(|(first, _)| *first < from);
         let (first, count) = *self.nodes.get(at)?;
-        let follows = self.nodes.len() > at + 1;
-        to.is_none_or(|to| first < to).then_some((first, count, follows))
+        let behind = self.nodes.get(at + 1).map(|(first, _)| *first);
+        to.is_none_or(|to| first < to).then_some((first, count, behind))
+    }
+
+    /// Takes the nodes before an id (`None`: all).
+    fn take_before(&mut self, end: Option<StreamId>) -> impl Iterator<Item = StreamId> + '_ {
+        let is_before = |(first, _): &(StreamId, u64)| end.is_none_or(|end| *first < end);
+        let count = self.nodes.partition_point(is_before);
+        self.nodes.drain(..count).map(|(first, _)| first)
     }
 }
 
@@ -93,7 +112,7 @@ struct View<'a> {
     node: Option<&'a EntryNode>,
     /// Id of an entry that is added to it.
     added: Option<StreamId>,
-    /// True if it is not in memory, and its successor begins below the threshold.
+    /// True if it is not in memory, and all ids below its successor's are below the threshold.
     followed: bool,
 }
 
@@ -147,11 +166,15 @@ impl Stream {
             };
             let Part::Page { range, .. } = &part else { return Err(part) };
             let Some((gap, end)) = self.nodes.keys_of(range) else { return Err(part) };
-            let Some(cold) = self.cold.as_ref().filter(|cold| cold.covers(gap)) else {
+            let Some(cold) = self.cold.iter().find(|cold| cold.covers(gap)) else {
                 let count = (left > READ_MAX).then(|| self.count_part(gap, to)).flatten();
                 return Err(count.unwrap_or(part));
             };
-            if let Some((first, count, followed)) = cold.next(gap, end) {
+            if let Some((first, count, behind)) = cold.next(gap, end) {
+                let followed = match to {
+                    Threshold::MinId(least) => behind.is_some_and(|behind| behind <= least),
+                    Threshold::MaxLen(_) => false,
+                };
                 return Ok(Some(View { first, count, node: None, added: None, followed }));
             }
             match (end, cold.to) {
@@ -244,10 +267,9 @@ impl Stream {
         if plan.nodes > 0 {
             let mean = self.nodes.whole_bytes() / self.node_count.max(1);
             self.node_count -= plan.nodes;
-            let cold = self.cold.take().map(|cold| cold.nodes).unwrap_or_default();
-            let unread = cold.into_iter().map(|(first, _)| first);
-            let unread = unread.take_while(|first| plan.end.is_none_or(|end| *first < end));
-            self.nodes.remove_before(plan.end.as_ref(), unread, mean);
+            let cold = self.cold.iter_mut().flat_map(|cold| cold.take_before(plan.end));
+            let unread: BTreeSet<_> = cold.collect();
+            self.nodes.remove_before(plan.end.as_ref(), unread.into_iter(), mean);
         }
         if let Some(key) = plan.end.filter(|_| plan.front > 0) {
             let mut left = plan.front;

@@ -287,6 +287,11 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         self.rows.values_mut().for_each(|slot| slot.dirty = false);
     }
 
+    /// Returns true if rows have changed since the last call of [`seal`](Self::seal).
+    pub(in crate::value) fn has_changes(&self) -> bool {
+        !self.dirty.is_empty() || !self.gone.is_empty()
+    }
+
     /// Writes the rows that changed since the last call.
     pub(in crate::value) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         let (mut element, mut value) = (self.prefix.to_vec(), Vec::new());
