@@ -413,7 +413,15 @@ bitflags! {
 
 /// Flags that COMMAND does not show.
 const HIDDEN: CommandFlags = flag!(
-    MAY_REPLICATE | PROTECTED | SUBSCRIBER | UNQUEUED | EXEC | SELECTS | ENDS_PAUSE | ENDS_STREAM | ALONE
+    MAY_REPLICATE
+        | PROTECTED
+        | SUBSCRIBER
+        | UNQUEUED
+        | EXEC
+        | SELECTS
+        | ENDS_PAUSE
+        | ENDS_STREAM
+        | ALONE
 );
 
 /// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a
