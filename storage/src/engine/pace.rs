@@ -65,12 +65,12 @@ pub struct MergePace {
     read: AtomicU64,
     /// Microseconds for which merges ran.
     ran_us: AtomicU64,
-    control: Mutex<Control>,
+    control: Mutex<PaceState>,
 }
 
 /// State of the adaptation.
 #[derive(Debug)]
-struct Control {
+struct PaceState {
     looked: Option<Instant>,
     /// The counters at the last look.
     taken: u64,
@@ -84,7 +84,7 @@ struct Control {
 
 impl Default for MergePace {
     fn default() -> Self {
-        let control = Control {
+        let control = PaceState {
             looked: None,
             taken: 0,
             read: 0,
@@ -139,7 +139,7 @@ impl MergePace {
     }
 }
 
-impl Control {
+impl PaceState {
     fn measure(&mut self, now: Instant, [taken, read, ran_us]: [u64; 3]) {
         let passed = self.looked.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
         if passed > 0.0 {
