@@ -79,6 +79,7 @@ fn a_reply_that_does_not_fit_is_not_begun() {
     let all = [redis::cmd("GET").arg("large").clone(), redis::cmd("MGET").arg(keys()).clone()];
     for ask in all {
         let taken = most_beside(&server, || refused(&mut client, &ask)) as usize / MIB;
-        assert!(taken < 4, "{taken} MiB");
+        // The replies have 48 and 32; rows may be handed over meanwhile.
+        assert!(taken < 12, "{taken} MiB");
     }
 }
