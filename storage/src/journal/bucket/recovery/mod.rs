@@ -116,8 +116,12 @@ impl BucketJournal {
         let fence = recovery.take_over(&mut reading).await?;
         let fenced = Instant::now();
         recovery.follow(reading, fence).await?;
-        let owned = recovery.chain.last().filter(|last| !last.header.released);
-        recovery.outlived = owned.map(|_| fenced);
+        // Without objects, an owner may be there all the same, whose successor has owned nothing yet.
+        let is_released = match recovery.chain.last() {
+            Some(last) => last.header.released,
+            None => recovery.epoch == 1,
+        };
+        recovery.outlived = (!is_released).then_some(fenced);
         Ok(recovery)
     }
 }
