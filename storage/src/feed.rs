@@ -13,7 +13,7 @@
 //!            | words
 //! ```
 
-use crate::commit::{Sealed, split_body};
+use crate::commit::{BodyReader, Sealed};
 use crate::journal::{CommitPiece, HoldId, Journal, JournalError, Lsn, Recovered};
 use crate::words::PlainRemovals;
 use anyhow::Result;
@@ -255,21 +255,52 @@ struct FeedPart {
     words: Bytes,
 }
 
-/// Returns the part for replicas of a record of a data directory; `None`: there is none that this
-/// version can continue.
-fn part_of(body: &Bytes, directory: u32) -> Option<FeedPart> {
-    let (_, content) = split_body(body)?.into_iter().find(|(shard, _)| *shard == FEED)?;
-    let (head, words) = content.split_at_checked(HEAD)?;
-    let number = |at: usize| Some(u64::from_be_bytes(*head.get(at..)?.first_chunk()?));
-    let owner = u32::from_be_bytes(*head.get(1..)?.first_chunk()?);
-    if head[0] != FORM || owner != directory {
-        return None;
+/// Reads the part for replicas of a record that arrives in pieces, and nothing else of it.
+#[derive(Debug, Default)]
+struct PartReader {
+    body: BodyReader,
+    content: Vec<u8>,
+    /// True if the record is damaged, or its part too long.
+    is_refused: bool,
+}
+
+impl PartReader {
+    fn take(&mut self, piece: &[u8]) {
+        if self.is_refused {
+            return;
+        }
+        let content = &mut self.content;
+        let taken = self.body.take(piece, &mut |shard, bytes| {
+            if shard == FEED {
+                if content.len() + bytes.len() > HEAD + UNMARKED {
+                    return None;
+                }
+                content.extend_from_slice(bytes);
+            }
+            Some(bytes.len())
+        });
+        self.is_refused = taken.is_none();
     }
-    let selected = u32::from_be_bytes(*head.get(21 + ID_BYTES..)?.first_chunk()?);
-    let selected = (selected != NO_DB).then_some(selected);
-    let mark = FeedMark { lsn: number(5 + ID_BYTES)?, offset: number(13 + ID_BYTES)?, selected };
-    let words = Bytes::copy_from_slice(words);
-    Some(FeedPart { id: *head.get(5..)?.first_chunk()?, mark, words })
+
+    /// Returns the part behind the last piece; `None`: there is none that this version can continue
+    /// for a data directory.
+    fn finish(mut self, directory: u32) -> Option<FeedPart> {
+        if self.is_refused || !self.body.is_done() || self.content.len() < HEAD {
+            return None;
+        }
+        let head: Vec<u8> = self.content.drain(..HEAD).collect();
+        let number = |at: usize| Some(u64::from_be_bytes(*head.get(at..)?.first_chunk()?));
+        let owner = u32::from_be_bytes(*head.get(1..)?.first_chunk()?);
+        if head[0] != FORM || owner != directory {
+            return None;
+        }
+        let selected = u32::from_be_bytes(*head.get(21 + ID_BYTES..)?.first_chunk()?);
+        let selected = (selected != NO_DB).then_some(selected);
+        let mark =
+            FeedMark { lsn: number(5 + ID_BYTES)?, offset: number(13 + ID_BYTES)?, selected };
+        self.content.shrink_to_fit();
+        Some(FeedPart { id: *head.get(5..)?.first_chunk()?, mark, words: self.content.into() })
+    }
 }
 
 impl Feed {
@@ -312,23 +343,17 @@ async fn read_from(
     directory: u32,
     max_bytes: usize,
 ) -> Result<Option<FeedTail>, JournalError> {
-    let (mut end, mut body) = (None::<TailEnd>, Vec::new());
+    let (mut end, mut reader) = (None::<TailEnd>, PartReader::default());
     let mut pieces = recovery.pieces(from);
     while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
         if first {
-            body.clear();
+            reader = PartReader::default();
         }
-        let whole = match (first, last) {
-            (true, true) => record.body,
-            (_, last) => {
-                body.extend_from_slice(&record.body);
-                if !last {
-                    continue;
-                }
-                std::mem::take(&mut body).into()
-            }
-        };
-        let Some(part) = part_of(&whole, directory) else {
+        reader.take(&record.body);
+        if !last {
+            continue;
+        }
+        let Some(part) = std::mem::take(&mut reader).finish(directory) else {
             end = None;
             continue;
         };
@@ -420,11 +445,36 @@ mod tests {
         let mark = FeedMark { lsn: 5, offset: 100, selected: Some(9) };
         feed.start(mark);
         let bytes = body(&feed, b"words");
-        let part = part_of(&bytes, 7).unwrap();
-        assert_eq!((part.id, &part.words[..]), ([3; ID_BYTES], &b"words"[..]));
-        assert_eq!(part.mark, mark);
-        assert!(part_of(&bytes, 8).is_none(), "it is a copy of another directory");
-        assert!(part_of(&bytes.slice(..bytes.len() - 1), 7).is_none());
+        let read = |pieces: &[&[u8]], directory: u32| {
+            let mut reader = PartReader::default();
+            pieces.iter().for_each(|piece| reader.take(piece));
+            reader.finish(directory)
+        };
+        for cut in 0..=bytes.len() {
+            let (one, other) = bytes.split_at(cut);
+            let part = read(&[one, other], 7).unwrap();
+            assert_eq!((part.id, &part.words[..]), ([3; ID_BYTES], &b"words"[..]));
+            assert_eq!(part.mark, mark);
+            if cut < bytes.len() {
+                assert!(read(&[one], 7).is_none(), "cut at {cut}");
+            }
+        }
+        assert!(read(&[&bytes], 8).is_none(), "it is a copy of another directory");
+    }
+
+    #[test]
+    fn the_part_of_a_record_is_read_without_its_operations() {
+        let feed = Feed::new(7);
+        feed.turn_on([3; ID_BYTES]);
+        let ops = [&3_u16.to_be_bytes()[..], &(64_u64 << 20).to_be_bytes()].concat();
+        let mut reader = PartReader::default();
+        reader.take(&ops);
+        for _ in 0..64 {
+            reader.take(&vec![0; 1 << 20]);
+            assert!(reader.content.capacity() == 0);
+        }
+        reader.take(&body(&feed, b"words"));
+        assert_eq!(&reader.finish(7).unwrap().words[..], b"words");
     }
 
     #[test]
