@@ -68,7 +68,7 @@ const fn d(name: &'static str, kind: Kind, default: &'static str, doc: &'static 
 pub(super) static TABLE: &[Directive] = &[
     // Storage and threads: this server's own.
     d("dir", Text, "data", "the data directory").at_start().protected().check(check::dir),
-    d("store", OptionalText, "", "where the data lies: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; empty: dir").at_start().protected(),
+    d("store", OptionalText, "", "where the data lies: a directory, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or bucket+file:///directory; empty: dir").at_start().protected(),
     d("journal", OptionalText, "", "where the journal lies, as store; empty: in the store").at_start().protected(),
     d("store-timeout-ms", Integer((100, 3_600_000)), "10000", "milliseconds that commands wait for a bucket that does not answer").at_start(),
     d("serve-stale-data", YesNo, "no", "yes: values in memory are still read while the journal's bucket, or a replica (repl-ack), does not answer, although another server may have taken over; no: such reads fail"),

@@ -339,3 +339,32 @@ fn a_closed_terminal_loses_nothing_that_was_acknowledged() {
     assert_eq!(keys, 501);
     server.stop();
 }
+
+/// A directory of several machines is used like a bucket.
+#[test]
+fn a_directory_used_like_a_bucket_is_taken_over() {
+    let shared = tempfile::tempdir().expect("a directory");
+    let url = format!("bucket+file://{}", shared.path().join("data").display());
+    let options = ["--store", &url, "--appendfsync", "always"];
+    let mut first = Server::start(&options);
+    let mut client = first.client();
+    for n in 0..100 {
+        let () = client.set(n, n).expect("stored");
+    }
+    // A second one takes over from one that lives, ...
+    let mut second = Server::start(&options);
+    let error = client.set::<_, _, ()>(0, "late").expect_err("it owns nothing any more");
+    assert!(!error.to_string().is_empty());
+    let mut client = second.client();
+    assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut client).expect("a number"), 100);
+    let () = client.set(100, 100).expect("stored");
+    // ... and from one that was killed.
+    second.kill();
+    let mut third = Server::start(&options);
+    let mut client = third.client();
+    for n in 0..=100 {
+        assert_eq!(client.get::<_, u64>(n).expect("a value"), n);
+    }
+    third.stop();
+    assert_ne!(first.reap(), Some(0), "it has lost its data to another");
+}

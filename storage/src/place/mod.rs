@@ -51,8 +51,8 @@ pub struct Place {
 
 impl Place {
     /// Parses a URL: `file:///path` or a path, `s3://bucket/prefix`, `gs://bucket/prefix`,
-    /// `az://container/prefix`, or `memory:`, a new store each time. Makes no request and creates
-    /// nothing.
+    /// `az://container/prefix`, `bucket+file:///path`, a directory used like a bucket, or `memory:`, a
+    /// new store each time. Makes no request and creates nothing.
     ///
     /// # Errors
     /// If the URL is none of these, or if the environment has no credentials for its store.
@@ -60,7 +60,7 @@ impl Place {
         let Some((scheme, rest)) = split_scheme(url) else {
             return Self::local(url);
         };
-        if let Some(mark) = rest.find(['?', '#', '@']).filter(|_| scheme != "file") {
+        if let Some(mark) = rest.find(['?', '#', '@']).filter(|_| !scheme.ends_with("file")) {
             bail!(
                 "{scheme}: a URL of a store has no `{}`: credentials and options come from the \
                  environment",
@@ -69,6 +69,7 @@ impl Place {
         }
         match scheme {
             "file" => Self::local(file_path(url, rest)?),
+            "bucket+file" => Self::shared_directory(file_path(url, rest)?),
             "memory" => {
                 let root = Path::parse(rest).with_context(|| url.to_owned())?;
                 Ok(Self::within(Arc::new(InMemory::new()), root, url))
@@ -87,7 +88,7 @@ impl Place {
             }
             _ => bail!(
                 "{url}: a store is a directory, file:///path, s3://bucket/prefix, \
-                 gs://bucket/prefix or az://container/prefix"
+                 gs://bucket/prefix, az://container/prefix or bucket+file:///path"
             ),
         }
     }
@@ -105,6 +106,14 @@ impl Place {
         let store = Arc::new(Guarded::new(files, true));
         let requests = Arc::default();
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
+    }
+
+    /// Creates the place of a directory that is used like a bucket: several machines may have it, one
+    /// of them takes the data over from another, and nothing is locked. Writes to it are durable.
+    fn shared_directory(dir: &str) -> Result<Self> {
+        let root = Path::from_absolute_path(dir).with_context(|| dir.to_owned())?;
+        let files = Arc::new(LocalFileSystem::new().with_fsync(true));
+        Ok(Self::within(files, root, format!("bucket+file://{dir}")))
     }
 
     /// Creates the place of a prefix in a store that is open already, shown as `url`.
@@ -238,7 +247,8 @@ impl fmt::Display for Place {
 /// Splits a URL into its scheme and the rest; `None` if it is a path.
 fn split_scheme(url: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = url.split_once(':')?;
-    let is_scheme = scheme.len() > 1 && scheme.bytes().all(|b| b.is_ascii_alphanumeric());
+    let is_scheme =
+        scheme.len() > 1 && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+');
     (is_scheme && (scheme == "memory" || rest.starts_with('/'))).then_some((scheme, rest))
 }
 
@@ -247,7 +257,8 @@ fn file_path<'a>(url: &str, rest: &'a str) -> Result<&'a str> {
     let path = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//"));
     let path = path.unwrap_or(rest);
     if !path.starts_with('/') {
-        bail!("{url}: write file:///path, with an absolute path and without a host");
+        let scheme = split_scheme(url).map_or("file", |(scheme, _)| scheme);
+        bail!("{url}: write {scheme}:///path, with an absolute path and without a host");
     }
     Ok(path)
 }

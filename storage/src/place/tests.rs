@@ -170,3 +170,14 @@ async fn a_store_that_keeps_to_conditions_is_left_as_it_was() {
     place.preflight().await.expect("it creates once");
     assert_eq!(place.store().list(None).count().await, 0);
 }
+
+#[tokio::test]
+async fn a_directory_used_like_a_bucket_has_conditional_puts_and_no_lock() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let url = format!("bucket+file://{}/a/b", dir.path().display());
+    let place = Place::parse(&url).expect("a place");
+    assert_eq!((place.dir(), &*place.to_string()), (None, &*url));
+    place.preflight().await.expect("it can be used");
+    assert!(place.is_in_store_of(&Place::parse("bucket+file:///elsewhere").expect("a place")));
+    assert!(error("bucket+file://host/a").contains("bucket+file:///path"));
+}
