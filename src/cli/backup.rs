@@ -246,9 +246,10 @@ impl CheckpointsArgs {
 
 fn show(checkpoint: &Checkpoint, what: &str, bytes: u64) {
     say!(
-        "{}  lsn={} shards={} {what}={bytes}",
+        "{}  lsn={} shards={} directory={:08x} {what}={bytes}",
         checkpoint.id,
         checkpoint.lsn,
-        checkpoint.shards.len()
+        checkpoint.shards.len(),
+        checkpoint.origin
     );
 }

@@ -12,6 +12,7 @@
 
 mod backup;
 mod catalog;
+mod choice;
 mod copy;
 mod history;
 mod image;

@@ -1,6 +1,7 @@
 //! Restoring: makes new data directories from checkpoints and backups.
 
 use super::backup::{Backup, BackupFile, list_backups, missing};
+use super::choice::origin_reaching;
 use super::copy::{Copy, Progress, all};
 use super::history::{copy_history, replay};
 use super::image::{Image, ImageFile, engine_dir};
@@ -34,10 +35,18 @@ impl AsOf {
     }
 
     /// Returns true if it is not before the end of a checkpoint.
-    fn is_behind(self, checkpoint: &Checkpoint) -> bool {
+    pub(super) fn is_behind(self, checkpoint: &Checkpoint) -> bool {
         match self {
             AsOf::Time(ms) => checkpoint.created_ms <= ms,
             AsOf::Lsn(last) => checkpoint.lsn <= last,
+        }
+    }
+
+    /// Returns true if it is later than a checkpoint.
+    pub(super) fn is_later_than(self, checkpoint: &Checkpoint) -> bool {
+        match self {
+            AsOf::Time(ms) => checkpoint.created_ms < ms,
+            AsOf::Lsn(last) => checkpoint.lsn < last,
         }
     }
 }
@@ -190,7 +199,11 @@ pub(super) async fn from_directory(
         }
         return Ok((image, in_use));
     }
-    bail!("{store} has no such checkpoint: `flagstone checkpoints` lists what there is")
+    match id {
+        Some(id) => bail!("{store} has no checkpoint {id}: `flagstone checkpoints` lists them"),
+        None if as_of.is_some() => bail!("all checkpoints in {store} are of later than that"),
+        None => bail!("{store} has no checkpoint"),
+    }
 }
 
 /// Returns true if, with these records, `as_of` gives a cut over all shards of a checkpoint.
@@ -210,14 +223,12 @@ pub(super) async fn from_backups(
 ) -> Result<Image> {
     let backups = list_backups(place).await?;
     let origin = match id {
-        Some(id) => backups.iter().find(|b| b.id() == id),
-        None => backups.last(),
+        Some(id) => {
+            let named = backups.iter().find(|b| b.id() == id);
+            named.with_context(|| format!("{place} has no backup {id}"))?.checkpoint.origin
+        }
+        None => origin_reaching(&backups, as_of).with_context(|| format!("{place}"))?,
     };
-    let origin = origin.with_context(|| match id {
-        Some(id) => format!("{place} has no backup {id}"),
-        None => format!("{place} has no backups"),
-    })?;
-    let origin = origin.checkpoint.origin;
     let mut of_one: Vec<&Backup> =
         backups.iter().filter(|b| b.checkpoint.origin == origin).collect();
     of_one.sort_by_key(|b| b.checkpoint.lsn);
@@ -254,7 +265,7 @@ pub(super) async fn from_backups(
         let (checkpoint, place) = (backup.checkpoint.clone(), place.clone());
         return Ok(Image { checkpoint, place, pieces: pieces?, records, _scratch: None, known });
     }
-    bail!("all backups in {place} are of later than that")
+    bail!("all backups of that data directory in {place} are of later than that")
 }
 
 /// Copies records of backups into the new directory.
