@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_storage::checkpoint::offline_options;
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Location, OpenOptions, Resharded, reshard};
+use flagstone_storage::directory::{
+    Location, Locks, OpenOptions, Resharded, remove_old, remove_resharded, reshard,
+};
 use flagstone_storage::place::Place;
 use indicatif::HumanBytes;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -55,7 +57,7 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
     let location = Location { store: from.clone(), journal };
     let options = block_on(async move { offline_options(&location).await })?;
     if let Some(to) = &arguments.to {
-        return copy(options, Place::parse(to)?, arguments);
+        return copy(options, Place::parse(to)?, arguments).map(drop);
     }
     if arguments.journal.is_some() {
         bail!("a journal elsewhere belongs to the old directory: make the new one with --to");
@@ -65,35 +67,33 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
     };
     // Resolved, because links themselves must not be exchanged.
     let dir = dir.canonicalize().with_context(|| format!("{from}"))?;
-    let beside = beside(&dir, "resharding")?;
-    let before = self::beside(&dir, "before")?;
-    // Removes the remains of an earlier run that was interrupted before the exchange.
-    let taken = [(&beside, beside.join("flagstone.json").exists()), (&before, before.exists())];
-    for (path, is_taken) in taken {
-        if is_taken {
+    if arguments.keep {
+        // The copy gets the name under which the old directory stays after the exchange.
+        let before = beside(&dir, "before")?;
+        if before.join("flagstone.json").exists() {
             bail!(
-                "{} is there, perhaps from a run that was interrupted: remove it, if {} is whole",
-                path.display(),
-                dir.display()
+                "{} is there, kept by an earlier run: remove it or move it away",
+                before.display()
             );
         }
-    }
-    copy(options, Place::local(&beside)?, arguments)?;
-    exchange(&beside, &dir).with_context(|| {
-        format!("putting {} in the place of {}", beside.display(), dir.display())
-    })?;
-    if arguments.keep {
-        std::fs::rename(&beside, &before)
-            .with_context(|| format!("naming {}", before.display()))?;
+        let _locks = copy(options, Place::local(&before)?, arguments)?;
+        exchange(&before, &dir)?;
         say!("the old directory is {}", before.display());
-    } else {
-        std::fs::remove_dir_all(&beside)
-            .with_context(|| format!("removing the old directory, now {}", beside.display()))?;
+        return Ok(());
     }
-    Ok(())
+    let beside = beside(&dir, "resharding")?;
+    block_on({
+        let (beside, dir) = (beside.clone(), dir.clone());
+        async move { remove_resharded(&beside, &dir).await }
+    })?;
+    let _locks = copy(options, Place::local(&beside)?, arguments)?;
+    exchange(&beside, &dir)?;
+    remove_old(&beside)
+        .with_context(|| format!("removing the old directory, now {}", beside.display()))
 }
 
-fn copy(options: OpenOptions, to: Place, arguments: &ReshardArguments) -> Result<()> {
+/// Copies the data; returns the locks on the old directory.
+fn copy(options: OpenOptions, to: Place, arguments: &ReshardArguments) -> Result<Locks> {
     let begun = Instant::now();
     let bar = progress::bytes(None, arguments.quiet);
     let told = {
@@ -101,7 +101,7 @@ fn copy(options: OpenOptions, to: Place, arguments: &ReshardArguments) -> Result
         move |so_far: Resharded| bar.set_position(so_far.bytes)
     };
     let shards = arguments.shards;
-    let done = block_on(async move {
+    let (done, locks) = block_on(async move {
         // The engines' tasks belong to the runtime's threads.
         let work = async move { reshard(options, to, shards, Clock::default(), &told).await };
         tokio::spawn(work).await?
@@ -114,7 +114,7 @@ fn copy(options: OpenOptions, to: Place, arguments: &ReshardArguments) -> Result
         HumanBytes(done.bytes),
         begun.elapsed().as_secs_f64()
     );
-    Ok(())
+    Ok(locks)
 }
 
 /// Returns a name beside a directory.
@@ -125,11 +125,13 @@ fn beside(dir: &Path, what: &str) -> Result<PathBuf> {
     Ok(dir.with_file_name(name))
 }
 
-/// Exchanges two directories in one step, durably.
-fn exchange(a: &Path, b: &Path) -> io::Result<()> {
-    renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?;
-    match b.parent() {
+/// Exchanges a new directory and the one in whose place it comes, in one step, durably.
+fn exchange(new: &Path, dir: &Path) -> Result<()> {
+    let exchanged = renameat_with(CWD, new, CWD, dir, RenameFlags::EXCHANGE);
+    let exchanged = exchanged.map_err(io::Error::from).and_then(|()| match dir.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
-    }
+    });
+    exchanged
+        .with_context(|| format!("putting {} in the place of {}", new.display(), dir.display()))
 }

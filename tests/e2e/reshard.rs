@@ -53,13 +53,46 @@ fn a_directory_gets_another_number_of_shards() {
     server.restart_with(&[OPTIONS, &["--shards", "5"]].concat());
     assert!(contents(&server) == before, "the content differs");
     server.stop();
-    let refused = run(&[&reshard[..], &["1"]].concat());
+    let refused = run(&[&reshard[..], &["1", "--keep"]].concat());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("data.before is there"));
-    std::fs::remove_dir_all(server.dir().join("data.before")).expect("removed");
     done(&[&reshard[..], &["1"]].concat());
+    assert!(server.dir().join("data.before").exists());
     assert!(!server.dir().join("data.resharding").exists());
     server.restart_with(OPTIONS);
     assert!(contents(&server) == before, "the content differs");
     let count: u64 = redis::cmd("DBSIZE").query(&mut server.client()).expect("a number");
     assert_eq!(count, before.len() as u64);
+}
+
+/// A run that is killed after the exchange leaves the old directory, or a part of it.
+#[test]
+fn an_interrupted_resharding_is_repeated_with_the_same_command() {
+    let mut server = Server::start(&[OPTIONS, &["--shards", "3"]].concat());
+    let () = redis::cmd("SET").arg("key").arg("value").query(&mut server.client()).expect("set");
+    server.stop();
+    let (data, left) = (server.dir().join("data"), server.dir().join("data.resharding"));
+    let dir = data.display().to_string();
+    let reshard = |shards: &str| run(&["reshard", "--dir", &dir, "--quiet", "--shards", shards]);
+    for (shards, is_partial) in [("2", false), ("2", true), ("4", true)] {
+        done(&["reshard", "--dir", &dir, "--quiet", "--shards", "2", "--keep"]);
+        std::fs::rename(server.dir().join("data.before"), &left).expect("renamed");
+        if is_partial {
+            std::fs::remove_dir_all(left.join("shard-0")).expect("removed");
+        }
+        let again = reshard(shards);
+        assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+        assert!(!left.exists());
+    }
+    // Other data of that name are left alone.
+    let mut other = Server::start(OPTIONS);
+    other.stop();
+    std::fs::rename(other.dir().join("data"), &left).expect("renamed");
+    let refused = reshard("2");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("of other data"));
+    assert!(left.join("shard-0").is_dir() && data.join("shard-3").is_dir());
+    std::fs::remove_dir_all(&left).expect("removed");
+    server.restart_with(OPTIONS);
+    let value: String = redis::cmd("GET").arg("key").query(&mut server.client()).expect("a value");
+    assert_eq!(value, "value");
+    server.stop();
 }

@@ -45,7 +45,7 @@ pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, create_private_dir, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 use replay::StartReplay;
-pub use reshard::{Resharded, reshard};
+pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,9 @@
 //! may be interrupted at any time. The shards of the new directory are like copies of a stopped
 //! server's: complete without a journal.
 
-use super::{Directory, Manifest, NewDirectory, OpenOptions, Place, local_files, open_engines};
+use super::{
+    Directory, Locks, Manifest, NewDirectory, OpenOptions, Place, local_files, lock, open_engines,
+};
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
@@ -16,6 +18,9 @@ use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::{fs, io};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The kinds of rows that belong to a slot.
@@ -42,7 +47,8 @@ impl Resharded {
 }
 
 /// Copies a data directory to `to`, which must be empty, for `shards` shards. `told` receives
-/// progress.
+/// progress. Returns also the locks on the old directory: whoever puts the new one in its place keeps
+/// them until then, so that no server writes to the old one meanwhile.
 ///
 /// # Errors
 /// If the old directory cannot be opened, the new one cannot be written, or the rows read back
@@ -53,7 +59,7 @@ pub async fn reshard(
     shards: u16,
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
-) -> Result<Resharded> {
+) -> Result<(Resharded, Locks)> {
     let Some(before) = Manifest::read(&options.store).await? else {
         bail!("{} is not a data directory", options.store);
     };
@@ -75,9 +81,9 @@ async fn copy_shards(
     (before, manifest): (&Manifest, &Manifest),
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
-) -> Result<Resharded> {
+) -> Result<(Resharded, Locks)> {
     // No other process opens the old directory meanwhile.
-    let (old, _locks) = stop_cleanly(&options, before, &clock).await?;
+    let (old, locks) = stop_cleanly(&options, before, &clock).await?;
     let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
     let open_store = local_files();
     let new = open_engines(&new_options, manifest, &clock, &open_store).await?;
@@ -99,7 +105,50 @@ async fn copy_shards(
     if found != copied {
         bail!("{to} does not hold what was written there: {found:?}, not {copied:?}");
     }
-    Ok(copied)
+    Ok((copied, locks))
+}
+
+/// Removes what an interrupted resharding in place has left beside a directory: a copy of it or, if
+/// the two were exchanged already, the old one. The directory itself is whole in any case. A
+/// directory in the making, without its `flagstone.json`, stays: [`reshard`] removes it.
+///
+/// # Errors
+/// If `beside` is a data directory of its own, or another process is at work in one of them. Then
+/// nothing is removed.
+pub async fn remove_resharded(beside: &Path, dir: &Path) -> Result<()> {
+    let Some(left) = Manifest::read(&Place::local(beside)?).await? else { return Ok(()) };
+    let whole = Manifest::read(&Place::local(dir)?).await?;
+    if whole.is_none_or(|whole| whole.seed != left.seed) {
+        bail!("{} is the directory of other data: move it away", beside.display());
+    }
+    // Until the exchange, a resharding holds the lock of the directory.
+    let _dir_lock = lock(dir)?;
+    let _left_lock = lock(beside)?;
+    remove_old(beside)
+}
+
+/// Removes a data directory. What identifies it and its lock go last, so that an interrupted removal
+/// can go on.
+///
+/// # Errors
+/// If a file cannot be removed.
+pub fn remove_old(dir: &Path) -> Result<()> {
+    let removing = || format!("removing {}", dir.display());
+    let entries = fs::read_dir(dir).with_context(removing)?;
+    let mut paths: Vec<_> =
+        entries.map(|entry| entry.map(|e| e.path())).collect::<io::Result<_>>()?;
+    let rank = |path: &Path| match path.file_name().and_then(OsStr::to_str) {
+        Some("flagstone.json") => 1,
+        Some("lock") => 2,
+        _ => 0,
+    };
+    paths.sort_by_key(|path| rank(path));
+    for path in paths {
+        let is_dir = fs::symlink_metadata(&path).with_context(removing)?.is_dir();
+        if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }
+            .with_context(|| format!("removing {}", path.display()))?;
+    }
+    fs::remove_dir(dir).with_context(removing)
 }
 
 /// Recovers a directory, applies its journal to the engines, and returns them.
@@ -107,7 +156,7 @@ async fn stop_cleanly(
     options: &OpenOptions,
     manifest: &Manifest,
     clock: &Clock,
-) -> Result<(Vec<Engine>, super::Locks)> {
+) -> Result<(Vec<Engine>, Locks)> {
     let opened = Directory::open(options.clone(), clock.clone()).await?;
     let journal = opened.journal.clone();
     let (partitions, locks) = opened.into_partitions(1, 1);

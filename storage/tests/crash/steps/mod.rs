@@ -8,7 +8,7 @@ use crate::image::{Pick, Probe};
 use crate::model::{Model, V};
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Directory, OpenOptions, reshard};
+use flagstone_storage::directory::{Directory, OpenOptions, is_open, reshard};
 use flagstone_storage::encoding::{Function, Library, OpWriter, Row, RowKey, prefix_range, row};
 use flagstone_storage::engine::Engine;
 use flagstone_storage::journal::RealDisk;

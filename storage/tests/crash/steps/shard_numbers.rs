@@ -30,8 +30,12 @@ fn shards_can_become_more_and_fewer() {
         let copy = |old: OpenOptions, place: Place| async move {
             reshard(old, place, shards, Clock::default(), &|_| ()).await
         };
-        let done = runtime.block_on(copy(old.clone(), place.clone())).unwrap();
+        let (done, locks) = runtime.block_on(copy(old.clone(), place.clone())).unwrap();
         assert!(done.keys >= keys as u64, "{done:?}");
+        // Nobody writes to the old one until the caller has exchanged the two.
+        assert!(is_open(&dir).unwrap());
+        drop(locks);
+        assert!(!is_open(&dir).unwrap());
         let again = runtime.block_on(copy(old, place)).unwrap_err();
         assert!(again.to_string().contains("is not empty"), "{again}");
         dir = to;
