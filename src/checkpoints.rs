@@ -156,10 +156,17 @@ impl Drop for Wanting {
     }
 }
 
+/// Error of a checkpoint that would have, or has, a part of a data set.
+const PARTIAL: &str = "the data set of a primary is being loaded, and a part of it is there only";
+
 async fn run(node: &Node, purpose: Purpose) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
     let catalog = Catalog::of(&source.store);
+    let whole = node.health.replica.whole_since();
+    if whole.is_none() {
+        return Err(PARTIAL.into());
+    }
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
     let taken = tokio::select! {
         taken = take(source, max_journal) => taken,
@@ -168,6 +175,13 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
             let cleaned = catalog.clean(&source.engines).await;
             cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
         }
+    };
+    let taken = match taken {
+        Ok(taken) if node.health.replica.whole_since() != whole => {
+            let removed = catalog.remove(&source.engines, &taken).await;
+            removed.and(Err(anyhow::anyhow!(PARTIAL)))
+        }
+        taken => taken,
     };
     match &taken {
         Ok(taken) => tracing::info!(
@@ -206,7 +220,8 @@ pub async fn run_periodically(node: Arc<Node>) {
         tick.tick().await;
         let settings = node.config.settings();
         let interval = settings.checkpoint_interval_seconds;
-        if interval != 0 && tried.elapsed() >= Duration::from_secs(interval) {
+        let is_due = interval != 0 && tried.elapsed() >= Duration::from_secs(interval);
+        if is_due && !node.health.replica.is_loading() {
             tried = Instant::now();
             // If one is being taken, the next one waits for the next tick.
             drop(begin(&node));

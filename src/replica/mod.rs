@@ -121,6 +121,8 @@ pub struct Replica {
     chosen: Notify,
     /// Bits for the questions of the gate, 0 for a primary with all of its data.
     state: AtomicU8,
+    /// Number of data sets that were begun to be loaded.
+    loads: AtomicU64,
     is_up: AtomicBool,
     /// Number of bytes of the stream that are applied.
     offset: AtomicU64,
@@ -364,6 +366,13 @@ impl Replica {
     /// Notes that a part of the data set is there only, or all of it again.
     pub fn set_loading(&self, is_loading: bool) {
         self.set_bit(PARTIAL, is_loading);
+        self.loads.fetch_add(u64::from(is_loading), Ordering::SeqCst);
+    }
+
+    /// Returns the number of data sets that were begun to be loaded, or `None` while one is loaded.
+    pub fn whole_since(&self) -> Option<u64> {
+        let loads = self.loads.load(Ordering::SeqCst);
+        (!self.is_loading()).then_some(loads)
     }
 
     /// Notes a position that is reached by a record, unless a later one is known.
@@ -575,6 +584,17 @@ mod tests {
         assert_eq!(replica.followed_end(), None);
         replica.reached(at(7, 122), 7);
         assert_eq!(end(&replica), (122, String::new()));
+    }
+
+    #[test]
+    fn data_is_whole_if_no_data_set_was_loaded_meanwhile() {
+        let replica = Replica::default();
+        let before = replica.whole_since();
+        assert!(before.is_some() && replica.whole_since() == before);
+        replica.set_loading(true);
+        assert_eq!(replica.whole_since(), None);
+        replica.set_loading(false);
+        assert!(replica.whole_since().is_some_and(|since| Some(since) != before));
     }
 
     #[test]
