@@ -22,6 +22,8 @@ pub(super) enum Admitted {
     Refused(Refusal),
     /// Clients are paused.
     Wait,
+    /// It writes, and there is no room for its rows yet.
+    NoRoom,
     /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
 }
@@ -150,6 +152,9 @@ pub(super) fn admit(
         let refusal = limits::refusal(&node.health, settings, flags()).map(str::to_owned);
         if let Some(text) = refusal.or_else(|| stalled(session, node, command, args)) {
             return Admitted::Refused(text.into());
+        }
+        if node.health.lacks_room() && adds_rows(command, flags()) {
+            return Admitted::NoRoom;
         }
     }
     if session.is_subscriber() && !command.spec.has(flag!(SUBSCRIBER)) {
@@ -295,6 +300,12 @@ fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -
 /// run others may run some that write.
 pub(super) fn may_change(command: &Command) -> bool {
     command.spec.has(flag!(WRITE | EXEC)) || command.spec.runs_others()
+}
+
+/// Returns true if a command with these flags may write rows, or run others that do.
+fn adds_rows(command: &Command, flags: CommandFlags) -> bool {
+    let may_change = flags.intersects(flag!(WRITE | MAY_REPLICATE));
+    flags.contains(flag!(WRITE)) || may_change && command.spec.runs_others()
 }
 
 /// Returns true if CLIENT PAUSE WRITE delays a command with these flags.

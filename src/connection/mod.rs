@@ -46,9 +46,6 @@ use tokio::io::ReadBuf;
 use turn::{TURN_BYTES, TurnBudget};
 use wire::Wire;
 
-/// Interval at which a connection that waits for memory checks for it.
-const PRESSURE_POLL: Duration = Duration::from_millis(2);
-
 /// Reason why the parse loop stops.
 enum Pause {
     /// All that was readable is parsed.
@@ -134,9 +131,6 @@ impl Connection {
             self.give_turn().await;
             self.wait_readable().await?;
             self.keep_pace().await;
-            if self.worker.node.health.is_pressed() {
-                self.wait_for_room().await;
-            }
             let mut scratch = self.worker.buffers.take_scratch();
             let read = if self.buf.is_empty() {
                 self.read_now(&mut scratch).await
@@ -248,14 +242,6 @@ impl Connection {
             }
         } else if self.buf.is_empty() {
             self.unpaid = 0;
-        }
-    }
-
-    /// Waits while pending rows exceed the memory budget, up to a limit: a write that still finds
-    /// no memory is refused.
-    async fn wait_for_room(&self) {
-        while self.worker.node.health.is_pressed() && !self.worker.node.health.is_choked() {
-            tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
 
@@ -449,7 +435,7 @@ impl Connection {
                 self.worker.start_watch();
                 return Dispatched::Done;
             }
-            Admitted::Wait => return Dispatched::Barrier,
+            Admitted::Wait | Admitted::NoRoom => return Dispatched::Barrier,
             Admitted::Hostile => return Dispatched::Close,
         };
         self.wrote |= gate::may_change(command);

@@ -102,6 +102,11 @@ impl Health {
         self.pressure_since_ms.load(Ordering::Relaxed) != 0
     }
 
+    /// Returns true if writers wait, and are not refused yet.
+    pub fn lacks_room(&self) -> bool {
+        self.is_pressed() && !self.is_choked()
+    }
+
     /// Returns true if the engines have taken no rows for so long that writes are refused.
     pub fn is_choked(&self) -> bool {
         let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);

@@ -78,8 +78,10 @@ fn a_reply_that_does_not_fit_is_not_begun() {
         .expect("CONFIG SET");
     let all = [redis::cmd("GET").arg("large").clone(), redis::cmd("MGET").arg(keys()).clone()];
     for ask in all {
-        let taken = most_beside(&server, || refused(&mut client, &ask)) as usize / MIB;
-        // The replies have 48 and 32; rows may be handed over meanwhile.
+        // The least of several tries: files may be merged meanwhile.
+        let tries = (0..5).map(|_| most_beside(&server, || refused(&mut client, &ask)));
+        let taken = tries.min().expect("there are some") as usize / MIB;
+        // The replies have 48 and 32.
         assert!(taken < 12, "{taken} MiB");
     }
 }

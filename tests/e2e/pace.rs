@@ -47,3 +47,56 @@ fn writers_that_are_faster_than_the_engine_are_slowed_and_not_refused() {
     let keys: usize = redis::cmd("DBSIZE").query(&mut client).expect("DBSIZE");
     assert_eq!(keys, CLIENTS * PIPELINES * PIPELINE);
 }
+
+/// Fields of a hash whose copy takes far more than the room for pending rows.
+const FIELDS: usize = 200_000;
+
+/// Replies that a reader has to get while one write waits.
+const SEEN: usize = 5;
+
+#[test]
+fn readers_are_answered_while_writers_wait_for_room() {
+    let server = Server::start(&["--workers", "2", "--shards", "2", "--memory-budget", "64mb"]);
+    let mut reader = server.client();
+    let is_full = |reader: &mut redis::Connection| {
+        let info: String = redis::cmd("INFO").arg("flagstone").query(reader).expect("INFO");
+        number(&info, "pending_bytes") > number(&info, "pending_limit_bytes")
+    };
+    let mut copier = server.client();
+    for first in (0..FIELDS).step_by(1000) {
+        let mut command = redis::cmd("HSET");
+        command.arg("hash");
+        for n in first..first + 1000 {
+            command.arg(n).arg("v".repeat(50));
+        }
+        let () = command.query(&mut copier).expect("stored");
+    }
+    for round in 0..10 {
+        let () = redis::cmd("COPY")
+            .arg("hash")
+            .arg(format!("copy:{round}"))
+            .query(&mut copier)
+            .expect("copied");
+        let mut writer = server.socket();
+        writer.set_nonblocking(true).expect("a socket that does not block");
+        let (mut seen, mut answer, mut has_sent) = (0, [0; 5], false);
+        while is_full(&mut reader) {
+            if !has_sent {
+                has_sent = true;
+                writer.write_all(b"SET k v\r\n").expect("sent");
+            } else if writer.peek(&mut answer).is_ok() {
+                break;
+            }
+            seen += 1;
+        }
+        if has_sent {
+            writer.set_nonblocking(false).expect("a socket that blocks");
+            writer.read_exact(&mut answer).expect("the write's reply");
+            assert_eq!(&answer, b"+OK\r\n");
+        }
+        if seen >= SEEN {
+            return;
+        }
+    }
+    panic!("no reader was answered several times while a writer waited for room");
+}

@@ -74,10 +74,16 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
+/// Returns a stream that is to be changed: a missing key is no miss of a reader.
+fn require_stream<'a>(cx: &'a mut Ctx<'_>, key: &[u8]) -> Result<&'a Stream, Stop> {
+    let entry = cx.store.peek(cx.db, key)?.ok_or(NO_KEY)?;
+    Ok(Stream::of(&entry.value).ok_or(Fault::WrongType)?)
+}
+
 /// Returns the last id of a stream that has the group.
 fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<StreamId, Stop> {
     let db = cx.db;
-    let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
+    let stream = require_stream(cx, key)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     if group.is_none() {
         return Err(no_group_of_key(key, name).into());
@@ -104,7 +110,7 @@ fn set_id(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XGROUP DESTROY key group`
 fn destroy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name) = (cx.db, arg(args, 2)?, arg(args, 3)?);
-    let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
+    let stream = require_stream(cx, key)?;
     let exists = stream.groups().group(name).or_load(db, key)?.is_some();
     if exists {
         let event = Some("xgroup-destroy");
