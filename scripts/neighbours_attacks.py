@@ -19,6 +19,7 @@ from servers import HOST, Connection, encode
 
 PASSWORD = "neighbours"
 CHUNK = 1 << 16
+FIELDS = 200_000
 ATTACKS = {}
 
 
@@ -140,6 +141,21 @@ def mget(target):
 def exec_(target):
     queued = b"".join(encode(["GET", f"large:{n % 16}"]) for n in range(128))
     flood(target, encode(["MULTI"]) + queued + encode(["EXEC"]), b"", clients=4)
+
+
+def hash_of_many(connection, _):
+    for first in range(0, FIELDS, 1000):
+        words = [word for number in range(first, first + 1000) for word in (b"f%d" % number, b"v" * 50)]
+        connection.command("HSET", "many", *words)
+
+
+@attack("copies", f"COPY of a hash of {FIELDS} fields, again and again", hash_of_many)
+def copies(target):
+    with Connection(target.port, 60) as connection:
+        for number in itertools.count():
+            if target.stopped():
+                return
+            connection.command("COPY", "many", f"copy:{number % 4}", "REPLACE")
 
 
 @attack("waits", "ten BLPOPs on 100,000 keys each, that end when all have begun, again and again")
