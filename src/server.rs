@@ -249,6 +249,7 @@ fn serve(
         node.figures.start.supervised = SupervisedBy::Systemd.as_str();
     }
     let node = Arc::new(node);
+    node.apply_commit_window();
     primary::resume(&node, opened.feed_tail.take());
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
@@ -394,6 +395,7 @@ async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> Shutdow
             () = node.ending.insisted(stop) => {}
         }
         if let Some(request) = node.ending.begin(stop) {
+            node.end_commit_window();
             return request;
         }
         stops.forget().await;

@@ -21,6 +21,9 @@ const SHARDS: Range = (1, MAX_SHARDS as i128);
 const BYTES: Range = (0, LONG_MAX);
 const MIB: i128 = 1024 * 1024;
 
+/// Maximum of `journal-commit-window-ms`: the lease on the data is renewed that often.
+const MAX_COMMIT_WINDOW_MS: i128 = 1000;
+
 const FSYNC: &[&str] = &["everysec", "always", "no"];
 const REPL_ACK: &[&str] = &["none", "async", "sync"];
 const LOG_LEVELS: &[&str] = &["debug", "verbose", "notice", "warning", "nothing"];
@@ -82,6 +85,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("accept-mode", OneOf(&["reuseport", "round-robin"]), "reuseport", "how connections are spread over threads").at_start(),
     d("appendfsync", OneOf(FSYNC), "always", "what OK means: on disk (always), in the journal's file (everysec, no)"),
     d("everysec-bound", Integer((1, 3_600_000)), "1000", "milliseconds of writes that everysec may lose; writes stall beyond").at_start(),
+    d("journal-commit-window-ms", Integer((0, MAX_COMMIT_WINDOW_MS)), "0", "milliseconds for which writes gather before an object is put for them into a journal in a bucket; no effect on a disk"),
     d("handover-interval-ms", Integer((10, 3_600_000)), "30000", "milliseconds between hand-overs of pending rows to the engine"),
     d("journal-segment-size", Memory((MIB, 16 * 1024 * MIB)), "67108864", "bytes of a journal segment").at_start(),
     d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "4294967296", "bytes of journal at half of which the engine is made to flush; hand-overs come earlier from three eighths on").at_start(),

@@ -355,6 +355,7 @@ settings! {
     accept_mode: AcceptMode = |v, _| v.choice("accept-mode");
     appendfsync: AppendFsync = |v, _| v.choice("appendfsync");
     everysec_bound_ms: u64 = |v, _| v.number("everysec-bound");
+    commit_window_ms: u64 = |v, _| v.number("journal-commit-window-ms");
     handover_interval_ms: u64 = |v, _| v.number("handover-interval-ms");
     journal_segment_size: u64 = |v, _| v.number("journal-segment-size");
     journal_max_size: u64 = |v, _| v.number("journal-max-size");

@@ -453,6 +453,25 @@ impl Node {
         self.count_good_replicas();
     }
 
+    /// Applies `journal-commit-window-ms` to the journal.
+    pub fn apply_commit_window(&self) {
+        let window = Duration::from_millis(self.config.settings().commit_window_ms);
+        self.journal.set_commit_window(window);
+        let gathers = self.journal.commit_window();
+        if gathers < window {
+            tracing::warn!(
+                "writes gather for {} ms, not for journal-commit-window-ms: the journal is on a \
+                local disk, or that is more than half of store-timeout-ms",
+                gathers.as_millis()
+            );
+        }
+    }
+
+    /// Lets no write gather any more, as the server ends.
+    pub fn end_commit_window(&self) {
+        self.journal.set_commit_window(Duration::ZERO);
+    }
+
     /// Applies `appendfsync` and `repl-ack` to the journal.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(&self.config.settings()));

@@ -137,7 +137,15 @@ async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
 /// files, to free the space.
 pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
     let mut turn = engine.turn().await;
-    let (swept, more) = sweep_some(engine, &mut turn.swept, dead_generations).await?;
+    let (mut swept, mut more) = (Vec::new(), false);
+    // In a bucket each look at the rows is a request.
+    if !engine.is_clean(&dead_generations) {
+        let begun = engine.written();
+        (swept, more) = sweep_some(engine, &mut turn.swept, dead_generations.clone()).await?;
+        if !more && swept.is_empty() {
+            engine.set_clean(begun, dead_generations);
+        }
+    }
     if !more {
         engine.check_garbage().await?;
     }

@@ -368,3 +368,123 @@ fn a_directory_used_like_a_bucket_is_taken_over() {
     third.stop();
     assert_ne!(first.reap(), Some(0), "it has lost its data to another");
 }
+
+/// Returns a figure of a server.
+fn figure(server: &Server, name: &str) -> u64 {
+    let info: redis::InfoDict =
+        redis::cmd("INFO").arg("flagstone").query(&mut server.client()).expect("figures");
+    info.get(name).expect("a number")
+}
+
+/// Returns its puts so far.
+fn puts_of(server: &Server) -> u64 {
+    figure(server, "store_puts")
+}
+
+/// Sets a key, and returns how long that took.
+fn timed_set(client: &mut redis::Connection) -> Duration {
+    let began = Instant::now();
+    let () = client.set("key", "value").expect("stored");
+    began.elapsed()
+}
+
+fn set_window(server: &Server, ms: &str) {
+    let mut set = redis::cmd("CONFIG");
+    set.arg("SET").arg("journal-commit-window-ms").arg(ms);
+    let () = set.query(&mut server.client()).expect(ms);
+}
+
+#[test]
+fn writes_gather_for_the_commit_window_of_now() {
+    const WINDOW: Duration = Duration::from_millis(200);
+    let bucket = Bucket::start();
+    let options = ["--store", "s3://bucket/data", "--journal-commit-window-ms", "200"];
+    let mut server = Server::start_in(bucket.environment(), &options);
+    let (before, began) = (puts_of(&server), Instant::now());
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            let mut client = server.client();
+            scope.spawn(move || (0..5).for_each(|_| assert!(timed_set(&mut client) > WINDOW / 2)));
+        }
+    });
+    // Objects that renew the lease, and that of another window at each end.
+    let windows = began.elapsed().as_millis() / WINDOW.as_millis() + 2;
+    let put = puts_of(&server) - before;
+    let renewals = began.elapsed().as_secs() + 1;
+    assert!(put <= u64::try_from(windows).expect("few") + renewals, "{put} in {windows} windows");
+    assert!(put < 40, "each write had an object of its own");
+    // A transaction and WAITAOF wait as a write does, and not twice as long for each command.
+    let mut client = server.client();
+    let began = Instant::now();
+    let mut unit = redis::pipe();
+    unit.atomic().set("a", 1).set("b", 2).incr("a", 1);
+    let (.., a): (String, String, u64) = unit.query(&mut client).expect("stored");
+    assert!(a == 2 && began.elapsed() >= WINDOW / 2, "{:?}", began.elapsed());
+    let local: (u64, u64) =
+        redis::cmd("WAITAOF").arg(1).arg(0).arg(0).query(&mut client).expect("stored");
+    assert_eq!(local.0, 1);
+    // A change holds for a write that waits.
+    let fastest = (0..5).map(|_| {
+        let mut client = server.client();
+        set_window(&server, "0");
+        // It renews the lease, which would put what gathers a second later.
+        timed_set(&mut client);
+        set_window(&server, "1000");
+        let waiting = thread::spawn(move || timed_set(&mut client));
+        thread::sleep(WINDOW / 4);
+        set_window(&server, "0");
+        waiting.join().expect("stored")
+    });
+    let fastest = fastest.min().expect("one of them");
+    assert!(fastest < Duration::from_millis(700), "{fastest:?}");
+    for wrong in ["-1", "1001", "soon"] {
+        let mut set = redis::cmd("CONFIG");
+        set.arg("SET").arg("journal-commit-window-ms").arg(wrong);
+        assert!(set.query::<()>(&mut server.client()).is_err(), "{wrong}");
+    }
+    server.stop();
+}
+
+#[test]
+fn a_stop_puts_what_gathers_at_once() {
+    let bucket = Bucket::start();
+    let options = ["--store", "s3://bucket/data", "--journal-commit-window-ms", "1000"];
+    let mut server = Server::start_in(bucket.environment(), &options);
+    let stops = (0..4).map(|n| {
+        let mut client = server.client();
+        // It renews the lease, which would put what gathers a second later.
+        timed_set(&mut client);
+        // It is answered, or closed: the write is there in any case.
+        let waiting = thread::spawn(move || client.set::<_, _, ()>(n, n).is_ok());
+        thread::sleep(Duration::from_millis(100));
+        let began = Instant::now();
+        server.stop();
+        let took = began.elapsed();
+        waiting.join().expect("an end");
+        server.restart();
+        assert_eq!(server.client().get::<_, i32>(n).expect("a value"), n);
+        took
+    });
+    let fastest = stops.min().expect("one of them");
+    assert!(fastest < Duration::from_millis(700), "a stop waits for the window: {fastest:?}");
+    server.stop();
+}
+
+#[test]
+fn the_commit_window_in_force_is_shown() {
+    const FIGURE: &str = "journal_commit_window_ms";
+    let bucket = Bucket::start();
+    let options = ["--store", "s3://bucket/data", "--store-timeout-ms", "1000"];
+    let mut server = Server::start_in(bucket.environment(), &options);
+    assert_eq!(figure(&server, FIGURE), 0);
+    for (window, in_force) in [("20", 20), ("1000", 500)] {
+        set_window(&server, window);
+        assert_eq!(figure(&server, FIGURE), in_force);
+    }
+    server.stop();
+    // On a disk there is none.
+    let mut server = Server::start(&["--journal-commit-window-ms", "200", "--logfile", "log"]);
+    assert_eq!(figure(&server, FIGURE), 0);
+    assert!(log_of(&server).contains("writes gather for 0 ms"), "{}", log_of(&server));
+    server.stop();
+}

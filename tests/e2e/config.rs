@@ -141,6 +141,7 @@ fn is_okay(reply: &str) -> bool {
 
 /// Directives whose effect the rows cannot show, with the test that does, or why none can.
 const ELSEWHERE: &[(&str, &str)] = &[
+    ("journal-commit-window-ms", "bucket::writes_gather_for_the_commit_window_of_now"),
     ("shutdown-timeout", "failover::a_stop_waits_until_replicas_have_everything"),
     ("lazyfree-lazy-expire", "followers::removals_are_sent_as_the_settings_say"),
     ("lazyfree-lazy-eviction", "followers::removals_are_sent_as_the_settings_say"),

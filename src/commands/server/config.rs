@@ -50,6 +50,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             tracing::warn!("CONFIG SET: {notice}");
         }
         let syncs = ["appendfsync", "repl-ack"].iter().any(|name| change.changed.contains(name));
+        let gathers = change.changed.contains(&"journal-commit-window-ms");
         let password = change.changed.contains(&"requirepass");
         let limits = change.changed.iter().any(|name| name.starts_with("maxmemory"));
         node.config.commit(change);
@@ -60,6 +61,9 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         if syncs {
             node.apply_appendfsync();
+        }
+        if gathers {
+            node.apply_commit_window();
         }
         node.apply_latency_threshold();
         node.apply_import_mode();

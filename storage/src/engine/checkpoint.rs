@@ -136,6 +136,7 @@ impl Engine {
             let shares = Shares::read(&branch).await?;
             if !shares.is_some_and(|shares| shares.has(&checkpoint.id.to_string())) {
                 admin.delete_checkpoint(checkpoint.id).await.context("deleting a checkpoint")?;
+                self.opened().writes.changes().note();
                 tracing::info!(branch = path, engine = %place, "nothing is kept for a branch that is gone");
             }
         }
@@ -149,6 +150,8 @@ impl Engine {
             let name = checkpoint.name.as_deref().unwrap_or_default();
             if gone(name, &checkpoint.id.to_string()) {
                 admin.delete_checkpoint(checkpoint.id).await.context("deleting a checkpoint")?;
+                // The collector deletes the files that it kept.
+                self.opened().writes.changes().note();
             }
         }
         Ok(())

@@ -104,7 +104,7 @@ impl Engine {
     /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes
     /// may run meanwhile.
     pub(crate) async fn check_garbage(&self) -> Result<()> {
-        let OpenDb { db, garbage, readers, .. } = self.opened();
+        let OpenDb { db, garbage, readers, writes, .. } = self.opened();
         let _reading = readers.begin();
         let manifest = db.manifest();
         let last = last_run(&manifest);
@@ -137,6 +137,8 @@ impl Engine {
         let mut weighed = garbage.weighed();
         weighed.asked = Some((Instant::now(), weighed.collected));
         weighed.request = Some(Request { last, level0 });
+        // The scheduler looks for it.
+        writes.changes().note();
         tracing::debug!(total, collected = weighed.collected, size, "everything is to be merged");
         Ok(())
     }

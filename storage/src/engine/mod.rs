@@ -17,12 +17,16 @@ mod scheduler;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod ticks;
+#[cfg(test)]
+mod ticks_tests;
 pub(crate) mod trial;
 
 pub use figures::EngineFigures;
 pub use pace::MergePace;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
+pub use ticks::QuietIntervals;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -31,13 +35,12 @@ use crate::journal::Lsn;
 use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
 use figures::Meters;
 use garbage::Garbage;
 use pace::PacedStore;
 use points::{DiskReaders, Follower, PointLimits, Points};
 use readers::{EngineRead, Readers};
-use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings};
+use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings, stale_after};
 use slatedb::config::{FlushOptions, FlushType, SstBlockSize, WriteOptions};
 use slatedb::db_cache::DbCache;
 use slatedb::manifest::VersionedManifest;
@@ -45,15 +48,14 @@ use slatedb::{
     CloseReason, CompactorBuilder, Db, GarbageCollectorBuilder, SstReader, VersionedCompactions,
     WriteBatch,
 };
-use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::iter::successors;
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
+use ticks::EngineClock;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Minimum and maximum size of a memtable in bytes before it is flushed: smaller ones would leave
@@ -94,6 +96,8 @@ pub struct Upkeep {
     pub keep_files: Option<Duration>,
     /// Interval of checks for files to delete.
     pub collect: Duration,
+    /// Intervals of all these checks while nothing changes; `None`: the same.
+    pub quiet: Option<QuietIntervals>,
     /// Local directory for files that were read, and the bytes it may take.
     pub disk_cache: Option<(PathBuf, u64)>,
     /// Time limit for each step of a read.
@@ -115,6 +119,7 @@ impl Upkeep {
             poll: Duration::from_secs(5),
             keep_files: Some(Duration::from_secs(600)),
             collect: Duration::from_secs(300),
+            quiet: Some(QuietIntervals::BUCKET),
             read_limit,
             is_remote: true,
             ..Self::default()
@@ -135,6 +140,7 @@ impl Default for Upkeep {
             poll: Duration::from_millis(200),
             keep_files: None,
             collect: Duration::from_secs(2),
+            quiet: None,
             disk_cache: None,
             read_limit: LOCAL_READ,
             is_remote: false,
@@ -152,29 +158,6 @@ const BLOCK: SstBlockSize = SstBlockSize::Block16Kib;
 
 /// Approximate maximum size of a batch of a hand-over in bytes.
 pub const BATCH_BYTES: usize = 2 << 20;
-
-/// The clock given to SlateDB: a [`Clock`], which does not step back (a clock that does closes the
-/// writer).
-#[derive(Debug)]
-struct EngineClock {
-    clock: Clock,
-    timer: DefaultSystemClock,
-}
-
-impl SystemClock for EngineClock {
-    fn now(&self) -> DateTime<Utc> {
-        let now_us = i64::try_from(self.clock.now_us()).unwrap_or(i64::MAX);
-        DateTime::from_timestamp_micros(now_us).unwrap_or_default()
-    }
-
-    fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
-        self.timer.sleep(duration)
-    }
-
-    fn ticker<'a>(&'a self, duration: Duration) -> SystemClockTicker<'a> {
-        self.timer.ticker(duration)
-    }
-}
 
 /// An open engine; cheap to clone.
 #[derive(Clone)]
@@ -202,6 +185,14 @@ struct OpenDb {
     readers: Arc<Readers>,
     /// Counters of its own work.
     meters: Arc<Meters>,
+    /// The last sweep that found nothing to delete.
+    clean: Arc<RwLock<Option<CleanSweep>>>,
+}
+
+/// A sweep that found nothing to delete: behind this write, with these dead generations.
+struct CleanSweep {
+    seq: u64,
+    dead_generations: Vec<u32>,
 }
 
 /// The arguments that an engine was opened with.
@@ -381,6 +372,23 @@ impl Engine {
         self.opened().written.load(Ordering::Relaxed)
     }
 
+    /// Returns true if a sweep of these generations found nothing, and nothing was written since.
+    pub(crate) fn is_clean(&self, dead_generations: &[u32]) -> bool {
+        let OpenDb { clean, written, .. } = self.opened();
+        let clean = clean.read().unwrap_or_else(PoisonError::into_inner);
+        clean.as_ref().is_some_and(|clean| {
+            let is_unchanged = clean.seq == written.load(Ordering::Relaxed);
+            is_unchanged && clean.dead_generations == dead_generations
+        })
+    }
+
+    /// Notes that a sweep that began behind the write `seq` found nothing.
+    pub(crate) fn set_clean(&self, seq: u64, dead_generations: Vec<u32>) {
+        let clean = self.opened().clean;
+        *clean.write().unwrap_or_else(PoisonError::into_inner) =
+            Some(CleanSweep { seq, dead_generations });
+    }
+
     /// Returns the pace of the merges of all engines of its node.
     pub fn merge_pace(&self) -> &MergePace {
         &self.how.upkeep.pace
@@ -473,7 +481,12 @@ impl How {
         if let Some(manifest) = &manifest {
             fences::complete(&self.place, manifest).await?;
         }
-        let clock = EngineClock { clock: self.clock.clone(), timer: DefaultSystemClock::new() };
+        let writes = store.writes().clone();
+        // Merges that another process has begun are taken over after a time without any change.
+        if merges.iter().any(|merges| merges.recent_compactions().any(|merge| merge.active())) {
+            writes.changes().note_ahead(stale_after(upkeep));
+        }
+        let clock = EngineClock::new(&self.clock, upkeep, &writes);
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let meters = Arc::new(Meters::default());
         let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
@@ -483,6 +496,7 @@ impl How {
             .with_scheduler_supplier(Arc::new(scheduler::Supplier {
                 garbage: garbage.clone(),
                 merges: upkeep.merges.clone(),
+                writes: writes.clone(),
             }));
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
         let mut settings = engine_settings(upkeep);
@@ -504,7 +518,6 @@ impl How {
             .build();
         let db = Box::pin(opening).await.map_err(with_causes)?;
         readers.know(db.subscribe());
-        let writes = store.writes().clone();
         let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
         if let Some(dir) = self.place.dir().filter(|_| self.has_points()) {
             let follower = Follower {
@@ -516,8 +529,8 @@ impl How {
             };
             tokio::spawn(follower.run());
         }
-        let written = Arc::default();
-        Ok(OpenDb { db, files, garbage, written, writes, points, readers, meters })
+        let (written, clean) = (Arc::default(), Arc::default());
+        Ok(OpenDb { db, files, garbage, written, writes, points, readers, meters, clean })
     }
 
     /// Returns true if files are held open for point reads.

@@ -18,6 +18,7 @@
 //! all runs into the last one, which drops the tombstones.
 
 use super::garbage::{Garbage, Request, last_run};
+use crate::place::Writes;
 use slatedb::compactor::{
     CompactionScheduler, CompactionSchedulerSupplier, CompactionSpec, CompactorStateView,
     SizeTieredCompactionSchedulerSupplier, SourceId,
@@ -65,12 +66,21 @@ impl MergePermits {
         let permits = |wanted: u16| Arc::new(Semaphore::new(usize::from(wanted).min(most).max(1)));
         Self { level0: permits(engines), runs: permits(engines / 2) }
     }
+
+    /// Takes all permits for merges of level 0, as merges of other engines do.
+    #[cfg(test)]
+    pub(super) fn take_all(&self) -> OwnedSemaphorePermit {
+        let all = u32::try_from(self.level0.available_permits()).unwrap();
+        self.level0.clone().try_acquire_many_owned(all).unwrap()
+    }
 }
 
 /// Creates the scheduler of an engine.
 pub(super) struct Supplier {
     pub(super) garbage: Arc<Garbage>,
     pub(super) merges: MergePermits,
+    /// Writes of the engine to its store.
+    pub(super) writes: Arc<Writes>,
 }
 
 impl CompactionSchedulerSupplier for Supplier {
@@ -82,7 +92,8 @@ impl CompactionSchedulerSupplier for Supplier {
         let lanes = [&self.merges.level0, &self.merges.runs]
             .map(|permits| MergeLane { permits: permits.clone(), permit: Mutex::default() });
         let [level0, runs] = lanes;
-        Box::new(Scheduler { tiered, garbage: self.garbage.clone(), level0, runs })
+        let (garbage, writes) = (self.garbage.clone(), self.writes.clone());
+        Box::new(Scheduler { tiered, garbage, writes, level0, runs })
     }
 }
 
@@ -90,6 +101,7 @@ struct Scheduler {
     /// Its checks hold for any merge of neighbours.
     tiered: Box<dyn CompactionScheduler + Send + Sync>,
     garbage: Arc<Garbage>,
+    writes: Arc<Writes>,
     level0: MergeLane,
     runs: MergeLane,
 }
@@ -144,7 +156,13 @@ impl CompactionScheduler for Scheduler {
         let active: Vec<&CompactionSpec> =
             compactions.filter(|c| c.active()).map(|c| c.spec()).collect();
         let request = self.garbage.request().filter(|request| last_run(manifest) == request.last);
-        self.permitted(plan(&tree, &active, request.as_ref()), &active)
+        let due = plan(&tree, &active, request.as_ref());
+        if !due.is_empty() || !active.is_empty() {
+            // The next look must not wait until something is stored: the permit may be another
+            // engine's.
+            self.writes.changes().note();
+        }
+        self.permitted(due, &active)
     }
 
     fn validate(
@@ -269,6 +287,7 @@ mod tests {
                 tiered: SizeTieredCompactionSchedulerSupplier::new()
                     .compaction_scheduler(&CompactorOptions::default()),
                 garbage: Arc::new(Garbage::new(0)),
+                writes: Arc::default(),
                 level0: lane(&merges.level0),
                 runs: lane(&merges.runs),
             }

@@ -70,6 +70,11 @@ impl Compression {
     }
 }
 
+/// Returns the time after which a merge that a killed process had begun goes on.
+pub(super) fn stale_after(upkeep: &Upkeep) -> Duration {
+    (30 * upkeep.poll).max(3 * HEARTBEAT)
+}
+
 pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
     let worker = CompactionWorkerOptions {
@@ -90,8 +95,7 @@ pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         commit_compacted_interval: upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
         checkpoint_lifetime: upkeep.keep_files.unwrap_or(NEW_FILES),
-        // After this time a merge that a killed process had begun goes on.
-        worker_heartbeat_timeout: (30 * upkeep.poll).max(3 * HEARTBEAT),
+        worker_heartbeat_timeout: stale_after(upkeep),
         worker: Some(worker),
         ..CompactorOptions::default()
     }

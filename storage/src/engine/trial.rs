@@ -13,7 +13,6 @@ use anyhow::{Context, Result};
 use object_store::path::Path;
 use slatedb::Db;
 use slatedb::config::{CheckpointOptions, CheckpointScope, Settings};
-use slatedb_common::clock::DefaultSystemClock;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
@@ -37,10 +36,10 @@ pub(crate) async fn try_engine(
     fences::complete(&engine, &manifest).await?;
     let clock = Clock::default();
     clock.at_least(u64::try_from(manifest.last_l0_clock_tick()).unwrap_or(0));
-    let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
+    let upkeep = Upkeep::default();
+    let clock = EngineClock::new(&clock, &upkeep, &Arc::default());
     // No merge or collection runs meanwhile.
-    let settings =
-        Settings { garbage_collector_options: None, ..engine_settings(&Upkeep::default()) };
+    let settings = Settings { garbage_collector_options: None, ..engine_settings(&upkeep) };
     let opening = Db::builder(engine.root().clone(), engine.store())
         .with_settings(settings)
         .with_sst_block_size(BLOCK)

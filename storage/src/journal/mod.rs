@@ -197,6 +197,15 @@ pub trait Journal: Send + Sync {
     /// Changes the mode; a stricter one also applies to commits already appended.
     fn set_mode(&self, mode: SyncMode);
 
+    /// Changes how long commits gather in a bucket before an object is put for them, also for those
+    /// that gather now. A local journal gathers only while it syncs.
+    fn set_commit_window(&self, _window: Duration) {}
+
+    /// Returns how long commits gather.
+    fn commit_window(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Adds a callback. It must be short, and must neither append nor subscribe.
     fn subscribe(&self, subscriber: Subscriber);
 

@@ -1,5 +1,6 @@
 //! Places of data: each is a root in an object store, named by a URL.
 
+mod changes;
 mod cloud;
 mod files;
 mod guarded;

@@ -89,6 +89,7 @@ impl Page<'_> {
             ("journal_appends", &journal.appends),
             ("journal_appended_bytes", &journal.appended_bytes),
             ("journal_syncs", &journal.syncs),
+            ("journal_commit_window_ms", &node.journal.commit_window().as_millis()),
             ("journal_backlog_bytes", &backlog),
             ("journal_replayed_records", &node.figures.start.replayed),
             ("journal_unflushed_operations", &node.unflushed_ops()),

@@ -107,6 +107,12 @@ impl BucketShared {
         state.queue.len() - 1
     }
 
+    /// Changes the window. Commits that gather must not make the store seem away.
+    pub(super) fn set_commit_window(&self, window: Duration) {
+        lock(&self.state).window = window.min(self.options.longest_gathering());
+        self.wake.notify_one();
+    }
+
     pub(super) fn request_sync(&self, lsn: Lsn) {
         if lsn <= self.durable.load(Ordering::Acquire) {
             return;

@@ -34,6 +34,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Idle time after which an object without records is put, to publish which objects may be deleted.
 const MARK_AFTER: Duration = Duration::from_secs(10);
 
+/// A batch is put once it takes one part in so many of the bytes that may wait: if it gathered more,
+/// appends might be refused while it is put.
+const GATHERED_PART: usize = 4;
+
 /// Objects deleted by one request, its time limit, and the pause after a failed one.
 const DELETED_AT_ONCE: usize = 1000;
 /// Objects without records that are kept until so many are deleted together.
@@ -185,22 +189,23 @@ impl BucketShared {
         [renewal, records].into_iter().flatten().min()
     }
 
+    /// Returns when the oldest batch is due. It gathers commits for the window, whoever waits for
+    /// one of them, unless it is large or the journal ends.
     fn batch_due_in(&self, state: &BucketState, batch: &RecordBatch) -> Option<Duration> {
-        if state.queue.len() > 1 || state.requested > state.sealed || state.closed {
+        let is_large = batch.records.len() >= self.options.max_waiting / GATHERED_PART;
+        if state.queue.len() > 1 || is_large || state.closed {
             return Some(Duration::ZERO);
         }
-        match state.mode {
-            SyncMode::Always => Some(Duration::ZERO),
-            SyncMode::EverySec => {
-                let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
-                Some(self.options.everysec_bound.saturating_sub(age))
-            }
-            // A commit that no caller waits for must not make the store seem away.
-            SyncMode::No => {
-                let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
-                Some((self.options.wait_limit / 2).saturating_sub(age))
-            }
-        }
+        let gathers = match state.mode {
+            SyncMode::Always => state.window,
+            SyncMode::EverySec => self.options.everysec_bound,
+            SyncMode::No => self.options.longest_gathering(),
+        };
+        let gathers = gathers.min(self.options.longest_gathering());
+        let is_awaited = state.requested > state.sealed;
+        let gathers = if is_awaited { gathers.min(state.window) } else { gathers };
+        let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
+        Some(gathers.saturating_sub(age))
     }
 
     fn until_next_look(&self) -> Duration {

@@ -64,6 +64,14 @@ pub struct BucketOptions {
     pub lease: Duration,
 }
 
+impl BucketOptions {
+    /// Returns how long commits may gather, whatever the mode: as long again is left for the store,
+    /// before it counts as away.
+    fn longest_gathering(&self) -> Duration {
+        self.wait_limit / 2
+    }
+}
+
 impl Default for BucketOptions {
     fn default() -> Self {
         Self {
@@ -110,6 +118,8 @@ struct BucketShared {
 
 struct BucketState {
     mode: SyncMode,
+    /// How long commits gather before an object is put for them, whoever waits.
+    window: Duration,
     /// The greatest lsn that a caller waits for.
     requested: Lsn,
     /// Appended records that are in no object yet; all batches but the last one are full.
@@ -312,6 +322,14 @@ impl Journal for BucketJournal {
     fn set_mode(&self, mode: SyncMode) {
         lock(&self.shared.state).mode = mode;
         self.shared.wake.notify_one();
+    }
+
+    fn set_commit_window(&self, window: Duration) {
+        self.shared.set_commit_window(window);
+    }
+
+    fn commit_window(&self) -> Duration {
+        lock(&self.shared.state).window
     }
 
     fn subscribe(&self, subscriber: Subscriber) {

@@ -6,6 +6,7 @@
 //! Writes are still retried; [`Writes`] reports their state.
 
 use super::cause;
+use super::changes::StoreChanges;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
@@ -37,6 +38,7 @@ pub(crate) struct Writes {
     failing: Mutex<BTreeMap<String, (Instant, String)>>,
     /// Number of files with rows, or parts of them, that were written.
     rows: AtomicU64,
+    changes: StoreChanges,
 }
 
 impl Writes {
@@ -45,6 +47,8 @@ impl Writes {
     }
 
     fn note<T>(&self, location: &Path, outcome: &Result<T>) {
+        // A write that failed may have been stored.
+        self.changes.note();
         let name = location.as_ref();
         let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
         match outcome {
@@ -69,6 +73,11 @@ impl Writes {
         let failing = self.failing();
         let (since, why) = failing.values().min_by_key(|(since, _)| *since)?;
         Some((since.elapsed(), why.clone()))
+    }
+
+    /// Returns when something was written.
+    pub(crate) fn changes(&self) -> &StoreChanges {
+        &self.changes
     }
 
     /// Returns a number that grows when rows are written.

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -475,6 +476,7 @@ impl BucketRecovery {
         });
         let state = BucketState {
             mode: self.options.mode,
+            window: Duration::ZERO,
             requested: 0,
             queue: VecDeque::new(),
             flights: VecDeque::new(),

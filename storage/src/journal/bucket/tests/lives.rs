@@ -22,6 +22,7 @@ async fn lives(seed: u64) {
         check(&recovery, &mut model, durable, flushed, seed).await;
         durable = durable.max(recovery.end());
         let Some(Ok(journal)) = survives(&client, Running::start(recovery)).await else { continue };
+        journal.shared.set_commit_window(Duration::from_micros(sim.below(3) * sim.below(2000)));
         for _ in 0..sim.below(60) {
             work(&sim, &journal, &mut model, &mut flushed).await;
             durable = durable.max(journal.durable());

@@ -8,6 +8,7 @@ mod reading;
 mod rivals;
 mod sim;
 mod sleepers;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
