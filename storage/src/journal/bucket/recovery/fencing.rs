@@ -33,11 +33,17 @@ impl BucketRecovery {
         &mut self,
         reading: &mut Reading,
     ) -> Result<Position, JournalError> {
-        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+        let mut epoch = reading.newest_epoch();
         let (mut fences, mut debris) = (1, 0);
         while debris < LOOKS {
             let first = Position { epoch, number: 1 };
             self.read_present(reading, first, first.last_of_epoch()).await?;
+            // If objects are gone that were listed, somebody has taken the journal over meanwhile: the
+            // floor that says so is in a later epoch.
+            if reading.newest_epoch() > epoch {
+                epoch = reading.newest_epoch();
+                continue;
+            }
             let next = match self.end_of(reading, first)? {
                 End::Fence(opens) => {
                     (epoch, fences) = (opens, 1);
@@ -45,8 +51,7 @@ impl BucketRecovery {
                 }
                 End::Missing(next) => next,
             };
-            let known = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
-            self.epoch = known.max(epoch) + 1;
+            self.epoch = reading.newest_epoch().max(epoch) + 1;
             if self.put_fences(reading, next, fences).await? {
                 let floor = self.look_behind(next).await?;
                 if floor.first <= next {

@@ -91,6 +91,13 @@ struct Reading {
     max_time_ms: u64,
 }
 
+impl Reading {
+    /// Returns the newest epoch of which objects are listed; 0: there are none.
+    fn newest_epoch(&self) -> u64 {
+        self.listed.last_key_value().map_or(0, |(at, _)| at.epoch)
+    }
+}
+
 impl fmt::Debug for BucketRecovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BucketRecovery")
@@ -149,10 +156,14 @@ impl BucketRecovery {
     pub(super) async fn read_unfenced(&mut self) -> Result<(), JournalError> {
         let mut reading = Reading::default();
         self.list(&mut reading).await?;
-        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+        let mut epoch = reading.newest_epoch();
         let end = loop {
             let first = Position { epoch, number: 1 };
             self.read_present(&mut reading, first, first.last_of_epoch()).await?;
+            if reading.newest_epoch() > epoch {
+                epoch = reading.newest_epoch();
+                continue;
+            }
             match self.end_of(&reading, first)? {
                 End::Fence(opens) => epoch = opens,
                 End::Missing(next) => break next,

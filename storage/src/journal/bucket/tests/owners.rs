@@ -127,6 +127,39 @@ fn a_taker_waits_for_an_owner_whose_first_successor_stored_nothing() {
 }
 
 #[test]
+fn a_starter_that_sleeps_over_a_whole_life_of_another_one_finds_no_damage() {
+    runtime().block_on(async {
+        let sim = Sim::new(6);
+        let owner = own(&sim.client(0)).await.unwrap();
+        for n in 1..=5 {
+            owner.append(&[0], b"x").unwrap();
+            owner.until_durable(n).await;
+        }
+        let sleeper = sim.client(0);
+        sleeper.gets_wait.store(true, Ordering::SeqCst);
+        let starting = tokio::spawn({
+            let sleeper = sleeper.clone();
+            async move { take_over(&sleeper).await }
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        // It has listed the objects. Others delete them meanwhile, and end.
+        let other = own(&sim.client(0)).await.unwrap();
+        other.append(&[0], b"y").unwrap();
+        other.until_durable(6).await;
+        other.flushed(&[0], 6);
+        let closing = other.shared.clone();
+        tokio::task::spawn_blocking(move || closing.close()).await.unwrap().unwrap();
+        sleeper.gets_wait.store(false, Ordering::SeqCst);
+        let recovery = starting.await.unwrap().unwrap();
+        assert_eq!((recovery.end(), recovery.outlived.is_some()), (6, false));
+        // Who reads without a fence sees the same.
+        let mut view = BucketRecovery::new(place(&sim.client(0)), options(SyncMode::Always));
+        view.read_unfenced().await.unwrap();
+        assert_eq!(view.end(), 6);
+    });
+}
+
+#[test]
 fn a_journal_that_was_released_is_taken_over_at_once() {
     runtime().block_on(async {
         let sim = Sim::new(1);
