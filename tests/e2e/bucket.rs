@@ -1,6 +1,7 @@
 //! Data in a bucket whose store stops answering: an object store of the tests' own, in memory.
 
 use super::Server;
+use super::checkpoints::done;
 use redis::Commands;
 use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
@@ -487,4 +488,31 @@ fn the_commit_window_in_force_is_shown() {
     assert_eq!(figure(&server, FIGURE), 0);
     assert!(log_of(&server).contains("writes gather for 0 ms"), "{}", log_of(&server));
     server.stop();
+}
+
+/// Emptied directories are no objects, and a branch has files of its parent.
+#[test]
+fn tools_work_again_and_again_in_a_directory_used_like_a_bucket() {
+    let shared = tempfile::tempdir().expect("a directory");
+    let place = |name: &str| format!("bucket+file://{}", shared.path().join(name).display());
+    let mut server = Server::start(&["--store", &place("data"), "--shards", "2"]);
+    let mut client = server.client();
+    for n in 0..300 {
+        let () = client.set(n, n).expect("stored");
+    }
+    drop(client);
+    server.stop();
+    let has_all = |told: &str| assert!(told.contains("300 keys"), "{told}");
+    for _ in 0..2 {
+        has_all(&done(&["check", "--dir", &place("data")]));
+    }
+    done(&["branch", "--dir", &place("data"), "--to", &place("branch"), "--stopped"]);
+    let resharded = ["reshard", "--dir", &place("branch"), "--to", &place("new"), "--shards", "3"];
+    has_all(&done(&resharded));
+    has_all(&done(&["check", "--dir", &place("new")]));
+    // What is deleted leaves an empty place.
+    done(&["backup", "--dir", &place("new"), "--to", &place("backups"), "--stopped"]);
+    std::fs::remove_dir_all(shared.path().join("new")).expect("removed");
+    done(&["restore", "--from", &place("backups"), "--to", &place("new")]);
+    has_all(&done(&["check", "--dir", &place("new")]));
 }

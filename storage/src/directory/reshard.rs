@@ -164,7 +164,9 @@ async fn stop_cleanly(
         partition.close().await?;
     }
     journal.close()?;
-    let engines = open_engines(options, manifest, clock, &local_files()).await?;
+    let store = options.store.with_shared().await?;
+    let options = OpenOptions { store, ..options.clone() };
+    let engines = open_engines(&options, manifest, clock, &local_files()).await?;
     Ok((engines, locks))
 }
 

@@ -113,7 +113,9 @@ impl Place {
     /// of them takes the data over from another, and nothing is locked. Writes to it are durable.
     fn shared_directory(dir: &str) -> Result<Self> {
         let root = Path::from_absolute_path(dir).with_context(|| dir.to_owned())?;
-        let files = Arc::new(LocalFileSystem::new().with_fsync(true));
+        // A bucket has no directories.
+        let files = LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true);
+        let files = Arc::new(files);
         Ok(Self::within(files, root, format!("bucket+file://{dir}")))
     }
 
