@@ -11,6 +11,7 @@ pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
 pub mod clients;
+mod closing;
 pub mod command;
 pub mod commandlog;
 pub mod commands;

@@ -7,6 +7,7 @@
 use crate::accept::accept_from;
 use crate::acl::{Accounts, load_accounts};
 use crate::checkpoints::run_periodically;
+use crate::closing::{DRAIN, drain};
 use crate::commands;
 use crate::config::{Compression, Config, Settings, SupervisedBy};
 use crate::http::HttpPort;
@@ -32,8 +33,10 @@ use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
+use std::fs::DirBuilder;
 use std::future::poll_fn;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -46,17 +49,11 @@ use tokio::sync::{Notify, watch};
 /// further behind than its backlog reaches.
 const LEAST_BACKLOG: usize = 4 << 20;
 
-/// Maximum time that connections may take to write their last replies at the shutdown.
-const DRAIN: Duration = Duration::from_secs(5);
-
 /// Time after which a thread for blocking work ends: an idle one holds the memory that it freed.
 const IDLE_THREAD: Duration = Duration::from_millis(500);
 
-/// Maximum time that the shards of a worker may take to be completed at the shutdown.
-const CLOSE: Duration = Duration::from_secs(120);
-
-/// Maximum time to complete the shards of a worker if the disk is known to be full.
-const CLOSE_FULL: Duration = Duration::from_secs(5);
+/// Permissions of a local directory that a start makes: for the owner only.
+const PRIVATE_DIR: u32 = 0o700;
 
 /// A configuration that was checked and can be served.
 pub struct Prepared {
@@ -278,6 +275,10 @@ fn serve(
     let begun = background.block_on(replication::begin(&node, &peers));
     begun.map_err(anyhow::Error::msg).context("the position of the replication")?;
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
+    // With the data in a bucket, nothing has made it.
+    if let Err(error) = DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(&settings.dir) {
+        tracing::warn!(dir = %settings.dir.display(), "the directory cannot be made: {error}");
+    }
     addresses::write(&settings.dir, endpoints.iter());
     say_ready(&endpoints);
     if let Some(supervisor) = &supervisor {
@@ -401,63 +402,6 @@ async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> Shutdow
         stops.forget().await;
         node.pauses.release_writes(PauseReason::Shutdown);
     }
-}
-
-fn drain(
-    threads: Vec<JoinHandle<Result<Partition>>>,
-    node: &Node,
-    background: &Runtime,
-    request: ShutdownRequest,
-    mut stops: Stops,
-) -> Result<()> {
-    let mut failed = None;
-    let mut partitions = Vec::new();
-    for thread in threads {
-        match thread.join() {
-            Ok(Ok(partition)) => partitions.push(partition),
-            Ok(Err(error)) => failed = Some(error),
-            Err(_) => failed = Some(anyhow::anyhow!("a worker thread panicked")),
-        }
-    }
-    node.journal.sync_now().context("syncing the journal")?;
-    // A data set ends whose replica has gone. The engines of its copy must not outlive their runtime.
-    let copied = async { tokio::time::timeout(DRAIN, node.followers.copying.lock()).await.is_ok() };
-    if !background.block_on(copied) {
-        tracing::warn!("a copy of the data for a replica does not end");
-    }
-    let mut is_complete = !request.now;
-    if is_complete {
-        let limit = if node.journal.stats().refusing { CLOSE_FULL } else { CLOSE };
-        let closed = background.block_on(async {
-            tokio::select! {
-                closed = close_shards(partitions, limit) => Some(closed),
-                () = stops.insisted() => None,
-            }
-        });
-        is_complete = closed.is_some();
-        failed = failed.or(closed.and_then(Result::err));
-    }
-    node.journal.close().context("closing the journal")?;
-    match failed {
-        Some(error) => Err(error),
-        None => {
-            let next = if is_complete { "" } else { ", the last of it in the journal only" };
-            tracing::info!("everything is stored{next}; bye");
-            Ok(())
-        }
-    }
-}
-
-/// Completes the shards. On a full disk an engine may wait without end: the journal has everything
-/// then, too.
-async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()> {
-    for partition in partitions {
-        tokio::time::timeout(limit, tokio::spawn(partition.close()))
-            .await
-            .context("an engine did not take its rows in time; they are in the journal")?
-            .context("closing the shards")??;
-    }
-    Ok(())
 }
 
 /// Values that all workers start with.

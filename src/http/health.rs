@@ -48,7 +48,7 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
     }
     if let Some(why) = node.journal.failed() {
         reasons.push(format!("the journal has failed, restart the server: {why}"));
-    } else if node.journal.stats().refusing {
+    } else if node.journal.stats().refusing && !node.health.is_cut_off() {
         reasons.push("writes are refused: there is no space left for the journal".to_owned());
     }
     // A replica is there to be read.

@@ -63,6 +63,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "listen",
     "accept",
     "http",
+    "closing",
     "server",
     "cli",
 ];

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use futures::stream::{BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub struct Requests {
     pub put_bytes: AtomicU64,
     /// Bytes of the ranges that were requested.
     pub get_bytes: AtomicU64,
+    /// Requests of any kind that the store has answered, be it that there is no such object.
+    pub answered: AtomicU64,
 }
 
 impl Requests {
@@ -36,6 +38,19 @@ impl Requests {
     pub fn dollars(&self) -> f64 {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
         (get(&self.puts) + get(&self.lists)) * PUT_DOLLARS + get(&self.gets) * GET_DOLLARS
+    }
+
+    fn answered<T>(&self, result: Result<T>) -> Result<T> {
+        if matches!(
+            &result,
+            Ok(_)
+                | Err(Error::NotFound { .. }
+                    | Error::AlreadyExists { .. }
+                    | Error::Precondition { .. })
+        ) {
+            add(&self.answered, 1);
+        }
+        result
     }
 
     fn put(&self, payload: &PutPayload) {
@@ -70,13 +85,14 @@ impl Metered {
         let requests = self.requests.clone();
         add(&requests.lists, 1);
         let mut seen = 0;
-        let count = move |_: &Result<ObjectMeta>| {
+        let count = move |listed| {
             seen += 1;
             if seen % PAGE == 0 {
                 add(&requests.lists, 1);
             }
+            requests.answered(listed)
         };
-        listed.inspect(count).boxed()
+        listed.map(count).boxed()
     }
 }
 
@@ -89,7 +105,7 @@ impl ObjectStore for Metered {
         options: PutOptions,
     ) -> Result<PutResult> {
         self.requests.put(&payload);
-        self.inner.put_opts(location, payload, options).await
+        self.requests.answered(self.inner.put_opts(location, payload, options).await)
     }
 
     async fn put_multipart_opts(
@@ -98,14 +114,15 @@ impl ObjectStore for Metered {
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         add(&self.requests.puts, 1);
-        let upload = self.inner.put_multipart_opts(location, options).await?;
+        let begun = self.inner.put_multipart_opts(location, options).await;
+        let upload = self.requests.answered(begun)?;
         Ok(Box::new(MeteredUpload { upload, requests: self.requests.clone() }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         add(&self.requests.gets, 1);
         let is_head = options.head;
-        let result = self.inner.get_opts(location, options).await?;
+        let result = self.requests.answered(self.inner.get_opts(location, options).await)?;
         if !is_head {
             add(&self.requests.get_bytes, result.range.end - result.range.start);
         }
@@ -118,7 +135,11 @@ impl ObjectStore for Metered {
     ) -> BoxStream<'static, Result<Path>> {
         let requests = self.requests.clone();
         let deleted = self.inner.delete_stream(locations);
-        deleted.inspect(move |_| add(&requests.deletes, 1)).boxed()
+        let count = move |deleted| {
+            add(&requests.deletes, 1);
+            requests.answered(deleted)
+        };
+        deleted.map(count).boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -135,12 +156,12 @@ impl ObjectStore for Metered {
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         add(&self.requests.lists, 1);
-        self.inner.list_with_delimiter(prefix).await
+        self.requests.answered(self.inner.list_with_delimiter(prefix).await)
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         add(&self.requests.puts, 1);
-        self.inner.copy_opts(from, to, options).await
+        self.requests.answered(self.inner.copy_opts(from, to, options).await)
     }
 }
 
@@ -154,12 +175,13 @@ struct MeteredUpload {
 impl MultipartUpload for MeteredUpload {
     fn put_part(&mut self, payload: PutPayload) -> UploadPart {
         self.requests.put(&payload);
-        self.upload.put_part(payload)
+        let (requests, part) = (self.requests.clone(), self.upload.put_part(payload));
+        Box::pin(async move { requests.answered(part.await) })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         add(&self.requests.puts, 1);
-        self.upload.complete().await
+        self.requests.answered(self.upload.complete().await)
     }
 
     async fn abort(&mut self) -> Result<()> {
