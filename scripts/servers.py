@@ -130,7 +130,10 @@ class Server:
                     reply = connection.command("PING")
                     # A server whose users have no rights is there, too.
                     if reply == b"PONG" or (isinstance(reply, ReplyError) and str(reply).startswith(("NOPERM", "NOAUTH"))):
-                        return self
+                        # Another program may have taken the port meanwhile; ours is about to end then.
+                        about = connection.command("INFO", "server")
+                        if not isinstance(about, bytes) or b"process_id:%d\r" % self.process.pid in about:
+                            return self
             except (OSError, ConnectionError):
                 pass
             time.sleep(0.01)
