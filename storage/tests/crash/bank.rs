@@ -19,6 +19,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 #[allow(dead_code, reason = "the journal's own tests use the rest")]
 #[path = "../../src/journal/tests/sim_disk.rs"]
@@ -101,6 +102,8 @@ impl Media {
         // Segments are short, and large records have parts.
         let options = flagstone_storage::directory::OpenOptions {
             segment_bytes: 8192,
+            // A busy machine may take long.
+            store_timeout: Duration::from_secs(10),
             journal: self.in_bucket.then(|| self.bucket(&probe)),
             ..options(dir, model.dbs.len() as u32)
         };
