@@ -146,7 +146,7 @@ fn a_starter_that_sleeps_over_a_whole_life_of_another_one_finds_no_damage() {
         let other = own(&sim.client(0)).await.unwrap();
         other.append(&[0], b"y").unwrap();
         other.until_durable(6).await;
-        other.flushed(&[0], 6);
+        other.flushed(&[0], 3);
         let closing = other.shared.clone();
         tokio::task::spawn_blocking(move || closing.close()).await.unwrap().unwrap();
         sleeper.gets_wait.store(false, Ordering::SeqCst);
