@@ -216,6 +216,14 @@ fn stored_state(opened: &mut Directory) -> StoredState {
     }
 }
 
+/// Makes the local directory: with the data in a bucket, nothing else does.
+fn make_dir(settings: &Settings) {
+    let dir = &settings.dir;
+    if let Err(error) = DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(dir) {
+        tracing::warn!(dir = %dir.display(), "the directory cannot be made: {error}");
+    }
+}
+
 fn serve(
     (config, accounts): (&Arc<Config>, Arc<Accounts>),
     surroundings: Surroundings,
@@ -275,10 +283,7 @@ fn serve(
     let begun = background.block_on(replication::begin(&node, &peers));
     begun.map_err(anyhow::Error::msg).context("the position of the replication")?;
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
-    // With the data in a bucket, nothing has made it.
-    if let Err(error) = DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(&settings.dir) {
-        tracing::warn!(dir = %settings.dir.display(), "the directory cannot be made: {error}");
-    }
+    make_dir(settings);
     addresses::write(&settings.dir, endpoints.iter());
     say_ready(&endpoints);
     if let Some(supervisor) = &supervisor {

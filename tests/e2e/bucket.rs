@@ -512,7 +512,7 @@ fn tools_work_again_and_again_in_a_directory_used_like_a_bucket() {
     has_all(&done(&["check", "--dir", &place("new")]));
     // What is deleted leaves an empty place.
     done(&["backup", "--dir", &place("new"), "--to", &place("backups"), "--stopped"]);
-    std::fs::remove_dir_all(shared.path().join("new")).expect("removed");
+    fs::remove_dir_all(shared.path().join("new")).expect("removed");
     done(&["restore", "--from", &place("backups"), "--to", &place("new")]);
     has_all(&done(&["check", "--dir", &place("new")]));
 }
