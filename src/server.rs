@@ -28,15 +28,13 @@ use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Directory, OpenOptions};
+use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir};
 use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
-use std::fs::DirBuilder;
 use std::future::poll_fn;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -51,9 +49,6 @@ const LEAST_BACKLOG: usize = 4 << 20;
 
 /// Time after which a thread for blocking work ends: an idle one holds the memory that it freed.
 const IDLE_THREAD: Duration = Duration::from_millis(500);
-
-/// Permissions of a local directory that a start makes: for the owner only.
-const PRIVATE_DIR: u32 = 0o700;
 
 /// A configuration that was checked and can be served.
 pub struct Prepared {
@@ -219,7 +214,7 @@ fn stored_state(opened: &mut Directory) -> StoredState {
 /// Makes the local directory: with the data in a bucket, nothing else does.
 fn make_dir(settings: &Settings) {
     let dir = &settings.dir;
-    if let Err(error) = DirBuilder::new().recursive(true).mode(PRIVATE_DIR).create(dir) {
+    if let Err(error) = create_private_dir(dir) {
         tracing::warn!(dir = %dir.display(), "the directory cannot be made: {error}");
     }
 }
@@ -280,10 +275,10 @@ fn serve(
         "Server initialized"
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
+    make_dir(settings);
     let begun = background.block_on(replication::begin(&node, &peers));
     begun.map_err(anyhow::Error::msg).context("the position of the replication")?;
     http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
-    make_dir(settings);
     addresses::write(&settings.dir, endpoints.iter());
     say_ready(&endpoints);
     if let Some(supervisor) = &supervisor {

@@ -16,10 +16,7 @@ use bytes::Buf;
 use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
-use std::time::{Duration, Instant};
-
-/// Interval at which a command that waits for room looks again.
-const PRESSURE_POLL: Duration = Duration::from_millis(2);
+use std::time::Instant;
 
 impl Connection {
     /// Returns true if the reply of a command may show data; that of EXEC, if one of its commands does.
@@ -119,7 +116,7 @@ impl Connection {
                     return Ok(Settled::REFUSED);
                 }
                 Admitted::Hostile => return Ok(Settled::CLOSING),
-                Admitted::NoRoom => wait_for_room(&self.worker.node.health).await,
+                Admitted::NoRoom => self.worker.node.health.room_or_refusal().await,
                 Admitted::Wait => {
                     let node = self.worker.node.clone();
                     self.session.client.set(ClientState::BLOCKED, true);
@@ -225,13 +222,5 @@ impl Connection {
     ) {
         let (db, client) = (self.session.db, self.session.client.id);
         self.worker.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
-    }
-}
-
-/// Waits while there is no room for more rows, up to a limit: a write that still finds none is
-/// refused then.
-async fn wait_for_room(health: &Health) {
-    while health.lacks_room() {
-        tokio::time::sleep(PRESSURE_POLL).await;
     }
 }

@@ -304,8 +304,8 @@ pub(super) fn may_change(command: &Command) -> bool {
 
 /// Returns true if a command with these flags may write rows, or run others that do.
 fn adds_rows(command: &Command, flags: CommandFlags) -> bool {
-    let may_change = flags.intersects(flag!(WRITE | MAY_REPLICATE));
-    flags.contains(flag!(WRITE)) || may_change && command.spec.runs_others()
+    flags.contains(flag!(WRITE))
+        || flags.contains(flag!(MAY_REPLICATE)) && command.spec.runs_others()
 }
 
 /// Returns true if CLIENT PAUSE WRITE delays a command with these flags.

@@ -22,6 +22,9 @@ use std::time::Duration;
 /// their writes are refused.
 pub(super) const PRESSURE_LIMIT_MS: u64 = 5000;
 
+/// Interval at which those who wait for room look again.
+const ROOM_POLL: Duration = Duration::from_millis(2);
+
 /// Error of writes that are refused while there is no memory for them.
 pub(super) const CHOKED: &str = "OOM the engine has taken no rows for seconds, or its disk is full: there is \
     no memory left for writes";
@@ -105,6 +108,20 @@ impl Health {
     /// Returns true if writers wait, and are not refused yet.
     pub fn lacks_room(&self) -> bool {
         self.is_pressed() && !self.is_choked()
+    }
+
+    /// Waits until there is room for a client's write, or it is refused.
+    pub async fn room_or_refusal(&self) {
+        while self.lacks_room() {
+            tokio::time::sleep(ROOM_POLL).await;
+        }
+    }
+
+    /// Waits until there is room for the writes of a primary, which are never refused.
+    pub async fn room(&self) {
+        while self.is_pressed() {
+            tokio::time::sleep(ROOM_POLL).await;
+        }
     }
 
     /// Returns true if the engines have taken no rows for so long that writes are refused.

@@ -18,13 +18,9 @@ use flagstone_wire::resp::{Args, OwnedArgs, Reply};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Worker that coordinates the commands of the stream.
 const COORDINATOR: usize = 0;
-
-/// Interval at which a stream that waits for room looks again.
-const ROOM_POLL: Duration = Duration::from_millis(2);
 
 /// A command, with the database that is selected for it.
 #[derive(Debug)]
@@ -76,21 +72,13 @@ impl Applier {
         done.unwrap_or_else(|_| Err("a worker is gone".to_owned()))
     }
 
-    /// Waits while pending rows leave no room, as writers do. What comes from a primary is never
-    /// refused: the primary waits, too, and in the end closes the link.
-    async fn wait_for_room(&self) {
-        while self.node.health.is_pressed() {
-            tokio::time::sleep(ROOM_POLL).await;
-        }
-    }
-
     /// Applies a batch as one unit.
     ///
     /// # Errors
     /// Returns the reason if it could not be stored: nothing of it is applied, except commands that
     /// are no part of a unit.
     pub(super) async fn apply(&self, epoch: u64, batch: Batch) -> Result<(), String> {
-        self.wait_for_room().await;
+        self.node.health.room().await;
         let Batch { commands, reached, bytes } = batch;
         self.on_coordinator(Some(epoch), |worker| async move {
             // They may be applied again after a crash, but they are never left out.
@@ -120,7 +108,7 @@ impl Applier {
         epoch: Option<u64>,
         commands: Vec<StreamCommand>,
     ) -> Result<(), String> {
-        self.wait_for_room().await;
+        self.node.health.room().await;
         self.on_coordinator(epoch, |worker| async move {
             run_others(&worker, &commands, Errors::Stop).await?;
             run_unit(&worker, &commands, &CommandsOrigin::DataSet).await.map(drop)

@@ -308,7 +308,7 @@ async fn names(store: &Place) -> Result<Vec<String>> {
 }
 
 /// Creates a directory that only its owner may read, if it does not exist.
-pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
+pub fn create_private_dir(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent)?;
     }
