@@ -1,4 +1,4 @@
-//! The end of a server: its threads have ended or are about to, and all is stored.
+//! The end of a server: waits for its workers, and stores what is left.
 
 use crate::node::{Node, ShutdownRequest};
 use crate::signals::Stops;
