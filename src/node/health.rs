@@ -228,3 +228,20 @@ impl Health {
         self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_storage::feed::Feed;
+
+    #[test]
+    fn a_server_that_waits_for_its_promotion_does_not_own_the_data() {
+        let acks = Arc::new(Acks::new(Arc::new(Feed::new(1))));
+        let position = (SourcePosition::default(), false);
+        let health = Health::new(None, Clock::default(), 1, 1, position, acks);
+        assert!(health.is_owner());
+        // Replies of commands that were admitted before are checked by this alone.
+        health.replica.begin_succession(1);
+        assert!(!health.is_owner());
+    }
+}
