@@ -7,7 +7,10 @@ mod guarded;
 mod home;
 mod metered;
 mod preflight;
+mod requests;
 mod shared;
+#[cfg(test)]
+pub(crate) mod sim;
 pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
@@ -18,6 +21,7 @@ pub(crate) use guarded::{Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
+pub(crate) use requests::{AskLimits, ask};
 pub(crate) use shared::{SHARED, Share, Shares};
 
 use anyhow::{Context, Result, bail};

@@ -1,4 +1,4 @@
-//! Requests to the journal's store, with retries for a bounded time.
+//! Requests to the journal's store.
 
 use bytes::Bytes;
 use object_store::{Error, ObjectStoreExt};
@@ -6,29 +6,17 @@ use object_store::{Error, ObjectStoreExt};
 use super::super::JournalError;
 use super::BucketOptions;
 use super::object::Position;
-use crate::place::{Place, cause};
-
-/// Maximum number of attempts of a request.
-const ATTEMPTS: u32 = 8;
+use crate::place::{self, AskLimits, Place};
 
 /// Retries a request to the store until it succeeds or has failed too often.
 pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     place: &Place,
     options: &BucketOptions,
-    mut request: impl FnMut() -> F,
+    request: impl FnMut() -> F,
 ) -> Result<T, JournalError> {
-    let mut pause = options.pause;
-    let mut reason = String::new();
-    for _ in 0..ATTEMPTS {
-        match tokio::time::timeout(options.request, request()).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => reason = cause(&error),
-            Err(_) => "it does not answer".clone_into(&mut reason),
-        }
-        tokio::time::sleep(pause).await;
-        pause *= 2;
-    }
-    Err(JournalError::Away { place: place.to_string(), reason })
+    let limits = AskLimits { request: options.request, pause: options.pause };
+    let asked = place::ask(place, limits, request).await;
+    asked.map_err(|away| JournalError::Away { place: away.place, reason: away.reason })
 }
 
 /// Reads an object; `None`: it does not exist.

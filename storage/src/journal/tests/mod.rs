@@ -5,7 +5,7 @@ mod crash;
 mod damage;
 mod faults;
 mod reading;
-pub(in crate::journal) mod sim_disk;
+pub(crate) mod sim_disk;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -6,7 +6,6 @@ mod lives;
 mod owners;
 mod reading;
 mod rivals;
-mod sim;
 mod sleepers;
 mod windows;
 
@@ -21,7 +20,7 @@ use tokio::task::JoinHandle;
 use super::{BucketJournal, BucketOptions, BucketRecovery, BucketShared};
 use crate::journal::{Journal, JournalError, Lsn, Record, SyncMode};
 use crate::place::Place;
-use sim::{Client, Sim};
+use crate::place::sim::{Client, Sim};
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()

@@ -18,31 +18,31 @@ use crate::journal::tests::sim_disk::Rng;
 
 /// State shared by all processes.
 #[derive(Clone)]
-pub(super) struct Sim {
-    pub(super) objects: Arc<InMemory>,
+pub(crate) struct Sim {
+    pub(crate) objects: Arc<InMemory>,
     rng: Arc<Mutex<Rng>>,
 }
 
 /// The store as one process sees it.
-pub(super) struct Client {
+pub(crate) struct Client {
     sim: Sim,
     /// Percentage of requests that fail.
-    pub(super) faults: u64,
+    pub(crate) faults: u64,
     /// True while requests wait.
-    pub(super) paused: AtomicBool,
+    pub(crate) paused: AtomicBool,
     /// True while puts wait, ...
-    pub(super) puts_wait: AtomicBool,
+    pub(crate) puts_wait: AtomicBool,
     /// ... and while gets do.
-    pub(super) gets_wait: AtomicBool,
+    pub(crate) gets_wait: AtomicBool,
     /// True once the process is dead: it sends nothing any more.
     dead: AtomicBool,
     /// Requests until it dies.
     lives: AtomicU64,
     /// Suffix of paths whose puts fail.
-    pub(super) refused: Mutex<Option<String>>,
-    pub(super) puts: AtomicU64,
-    pub(super) gets: AtomicU64,
-    pub(super) lists: AtomicU64,
+    pub(crate) refused: Mutex<Option<String>>,
+    pub(crate) puts: AtomicU64,
+    pub(crate) gets: AtomicU64,
+    pub(crate) lists: AtomicU64,
 }
 
 /// Outcome of a request.
@@ -55,15 +55,15 @@ enum Fate {
 }
 
 impl Sim {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self { objects: Arc::default(), rng: Arc::new(Mutex::new(Rng::new(seed))) }
     }
 
-    pub(super) fn below(&self, bound: u64) -> u64 {
+    pub(crate) fn below(&self, bound: u64) -> u64 {
         self.rng.lock().unwrap().below(bound)
     }
 
-    pub(super) fn client(&self, faults: u64) -> Arc<Client> {
+    pub(crate) fn client(&self, faults: u64) -> Arc<Client> {
         Arc::new(Client {
             sim: self.clone(),
             faults,
@@ -79,36 +79,36 @@ impl Sim {
         })
     }
 
-    pub(super) async fn names(&self) -> Vec<String> {
+    pub(crate) async fn names(&self) -> Vec<String> {
         let listed = self.objects.list(None).map(|meta| meta.unwrap().location.to_string());
         let mut names: Vec<_> = listed.collect().await;
         names.sort();
         names
     }
 
-    pub(super) async fn damage(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) async fn damage(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let path = Path::from(name);
         let mut bytes = self.objects.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
         change(&mut bytes);
         self.objects.put(&path, bytes.into()).await.unwrap();
     }
 
-    pub(super) async fn remove(&self, name: &str) {
+    pub(crate) async fn remove(&self, name: &str) {
         self.objects.delete(&Path::from(name)).await.unwrap();
     }
 }
 
 impl Client {
     /// Kills the process: nothing sent from now on arrives; requests under way may.
-    pub(super) fn die(&self) {
+    pub(crate) fn die(&self) {
         self.dead.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn die_after(&self, requests: u64) {
+    pub(crate) fn die_after(&self, requests: u64) {
         self.lives.store(requests, Ordering::SeqCst);
     }
 
-    pub(super) fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::SeqCst)
     }
 
