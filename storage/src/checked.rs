@@ -1,8 +1,9 @@
 //! JSON files that end with a checksum of the bytes before it: one changed digit of an lsn would be
 //! another state of the data.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// The bytes before the checksum, which is the last field.
 const FIELD: &str = ",\n  \"checksum\": \"";
@@ -29,6 +30,14 @@ pub(crate) fn verify(text: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Reads an object that [`to_vec`] has written. The checksum must be there, and is no field of it.
+pub(crate) fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
+    verify(text)?;
+    let field = text.windows(FIELD.len()).rposition(|bytes| bytes == FIELD.as_bytes());
+    let end = field.context("it has no checksum")?;
+    Ok(serde_json::from_slice(&[&text[..end], b"\n}"].concat())?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,6 +58,20 @@ mod tests {
                 assert_eq!((&read["lsn"], &read["seed"]), (&10_501.into(), &77.into()), "{bit}");
             }
         }
+    }
+
+    #[test]
+    fn an_object_without_a_checksum_is_refused_where_one_must_be() {
+        let value = json!({ "lsn": 10_501, "of": ["checksum"] });
+        let text = to_vec(&value).unwrap();
+        assert_eq!(from_slice::<serde_json::Value>(&text).unwrap(), value);
+        for bit in 0..text.len() * 8 {
+            let mut damaged = text.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(from_slice::<serde_json::Value>(&damaged).is_err(), "{bit}");
+        }
+        let plain = serde_json::to_vec_pretty(&value).unwrap();
+        assert!(from_slice::<serde_json::Value>(&plain).is_err());
     }
 
     #[test]

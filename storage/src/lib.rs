@@ -11,6 +11,7 @@ pub mod check;
 mod checked;
 pub mod checkpoint;
 pub mod clock;
+pub mod cluster;
 pub mod commit;
 pub mod control;
 pub mod counters;

@@ -21,7 +21,7 @@ pub(crate) use guarded::{Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
-pub(crate) use requests::{AskLimits, ask};
+pub(crate) use requests::{AskLimits, StoreAway, ask};
 pub(crate) use shared::{SHARED, Share, Shares};
 
 use anyhow::{Context, Result, bail};

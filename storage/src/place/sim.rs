@@ -2,6 +2,7 @@
 //! several processes, each of which may be cut off or die.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -9,9 +10,10 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::journal::tests::sim_disk::Rng;
@@ -21,13 +23,29 @@ use crate::journal::tests::sim_disk::Rng;
 pub(crate) struct Sim {
     pub(crate) objects: Arc<InMemory>,
     rng: Arc<Mutex<Rng>>,
+    stored: Arc<Mutex<Stored>>,
+}
+
+/// History of the objects that were put.
+#[derive(Default)]
+struct Stored {
+    /// The first content of each object.
+    first: BTreeMap<Path, Bytes>,
+    /// Puts that stored an object which had been there before, with another content or the same.
+    again: usize,
 }
 
 /// The store as one process sees it.
 pub(crate) struct Client {
     sim: Sim,
+    /// The client itself, for requests that outlive their calls.
+    myself: Weak<Self>,
     /// Percentage of requests that fail.
     pub(crate) faults: u64,
+    /// Maximum duration in microseconds of each of the two parts of a request.
+    pub(crate) pace: AtomicU64,
+    /// Percentage of puts that arrive once more, later.
+    pub(crate) doubles: AtomicU64,
     /// True while requests wait.
     pub(crate) paused: AtomicBool,
     /// True while puts wait, ...
@@ -56,7 +74,8 @@ enum Fate {
 
 impl Sim {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { objects: Arc::default(), rng: Arc::new(Mutex::new(Rng::new(seed))) }
+        let rng = Arc::new(Mutex::new(Rng::new(seed)));
+        Self { objects: Arc::default(), rng, stored: Arc::default() }
     }
 
     pub(crate) fn below(&self, bound: u64) -> u64 {
@@ -64,9 +83,12 @@ impl Sim {
     }
 
     pub(crate) fn client(&self, faults: u64) -> Arc<Client> {
-        Arc::new(Client {
+        Arc::new_cyclic(|myself| Client {
             sim: self.clone(),
+            myself: myself.clone(),
             faults,
+            pace: AtomicU64::new(400),
+            doubles: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             puts_wait: AtomicBool::new(false),
             gets_wait: AtomicBool::new(false),
@@ -77,6 +99,44 @@ impl Sim {
             gets: AtomicU64::new(0),
             lists: AtomicU64::new(0),
         })
+    }
+
+    /// Stores an object, and notes it.
+    async fn arrive(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let content = Bytes::from(payload.clone());
+        let answer = self.objects.put_opts(location, payload, options).await?;
+        let mut stored = self.stored.lock().unwrap();
+        if stored.first.contains_key(location) {
+            stored.again += 1;
+        } else {
+            stored.first.insert(location.clone(), content);
+        }
+        Ok(answer)
+    }
+
+    /// Makes a put arrive within some milliseconds, whatever becomes of its sender.
+    fn arrive_late(&self, within_ms: u64, location: &Path, put: (PutPayload, PutOptions)) {
+        let (sim, location, delay) = (self.clone(), location.clone(), self.below(within_ms));
+        tokio::spawn(async move {
+            let (payload, options) = put;
+            tokio::time::sleep(Duration::from_millis(delay)).await;
+            let _ = sim.arrive(&location, payload, options).await;
+        });
+    }
+
+    /// Returns the first content that an object had.
+    pub(crate) fn first_content(&self, name: &str) -> Option<Bytes> {
+        self.stored.lock().unwrap().first.get(&Path::from(name)).cloned()
+    }
+
+    /// Returns the number of puts that stored an object which had been there before.
+    pub(crate) fn stored_again(&self) -> usize {
+        self.stored.lock().unwrap().again
     }
 
     pub(crate) async fn names(&self) -> Vec<String> {
@@ -114,7 +174,7 @@ impl Client {
 
     /// Runs before and after each request.
     async fn step(&self) {
-        let pause = Duration::from_micros(self.sim.below(400));
+        let pause = Duration::from_micros(self.sim.below(self.pace.load(Ordering::SeqCst)));
         tokio::time::sleep(pause).await;
         passes(&self.paused).await;
         let left = self.lives.load(Ordering::SeqCst);
@@ -189,24 +249,23 @@ impl ObjectStore for Client {
         if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
             return Err(broken());
         }
-        let objects = self.sim.objects.clone();
+        let doubles = self.doubles.load(Ordering::SeqCst);
+        if doubles > 0 && self.sim.below(100) < doubles {
+            self.sim.arrive_late(200, location, (payload.clone(), options.clone()));
+        }
         match self.fate() {
             Fate::Served => {
-                let answer = objects.put_opts(location, payload, options).await;
+                let answer = self.sim.arrive(location, payload, options).await;
                 self.step().await;
                 answer
             }
             Fate::Lost => Err(broken()),
             Fate::AnswerLost => {
-                let _ = objects.put_opts(location, payload, options).await;
+                let _ = self.sim.arrive(location, payload, options).await;
                 Err(broken())
             }
             Fate::Late => {
-                let (location, delay) = (location.clone(), self.sim.below(20));
-                tokio::spawn(async move {
-                    tokio::time::sleep(Duration::from_millis(delay)).await;
-                    let _ = objects.put_opts(&location, payload, options).await;
-                });
+                self.sim.arrive_late(20, location, (payload, options));
                 Err(broken())
             }
         }
@@ -245,6 +304,23 @@ impl ObjectStore for Client {
             return stream::pending().boxed();
         }
         self.sim.objects.list(prefix)
+    }
+
+    /// Lists at a moment between the begin of the request and its answer.
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        let (client, objects) = (self.myself.clone(), self.sim.objects.clone());
+        let (prefix, offset) = (prefix.cloned(), offset.clone());
+        let listing = async move {
+            let Some(client) = client.upgrade() else { return stream::pending().boxed() };
+            let list = async { Ok(objects.list_with_offset(prefix.as_ref(), &offset)) };
+            client.read(list).await.unwrap_or_else(|e| stream::once(async { Err(e) }).boxed())
+        };
+        stream::once(listing).flatten().boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {

@@ -1,0 +1,337 @@
+//! Changes of the map, each with the rules that a map alone can check. What the caller must have
+//! done before (read a seal, flushed a shard) stands with each.
+
+use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
+use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+use bytes::Bytes;
+use std::fmt;
+use std::sync::Arc;
+
+/// The reason why a map does not allow a change. The draft is as it was before.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapRefusal {
+    #[error("a cluster has at least one shard, and a lease")]
+    NoSettings,
+    #[error("the host of a server has 1 to 255 visible characters of ASCII")]
+    NoHost,
+    #[error("life {0} is not open in the map")]
+    NotOpen(Life),
+    /// The node's former life must be sealed first.
+    #[error("the node has joined as life {0}, which is open")]
+    NodeIsOpen(Life),
+    #[error("there is no shard {0}")]
+    NoShard(u16),
+    #[error("shard {shard} is not owned by life {life}")]
+    NotOwner { shard: u16, life: Life },
+    #[error("shard {0} has no owner")]
+    Parked(u16),
+    #[error("shard {shard} has an owner, life {owner}")]
+    Owned { shard: u16, owner: Life },
+    #[error("shard {0} must go from its sealed owner to an open one")]
+    NoHeir(u16),
+    #[error("life {0} owns shards")]
+    OwnsShards(Life),
+    #[error("the map is so already")]
+    NoChange,
+    #[error("the map is full: it has {0} lives, and forgets those only that no list names")]
+    Full(usize),
+    #[error("the map has {0} bytes, which is too much")]
+    TooLarge(usize),
+    /// A change has a fault of its own; it is not put.
+    #[error("the changed map is invalid: {0}")]
+    Invalid(String),
+}
+
+/// A change of the map that is being made: any number of steps, which count together or not at all.
+#[derive(Debug)]
+pub struct MapDraft {
+    map: ClusterMap,
+}
+
+/// A whole change, which may be under way. Its fate is known once [`MapStore::change`] has returned
+/// an outcome; after an error the same change is to be put again, and nothing be served meanwhile of
+/// a shard that it gives away (rule 3).
+///
+/// [`MapStore::change`]: super::MapStore::change
+#[derive(Clone)]
+pub struct PendingChange {
+    pub(super) map: Arc<ClusterMap>,
+    pub(super) text: Bytes,
+}
+
+impl PendingChange {
+    /// Returns the map that it makes. It may count, or not.
+    pub fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+}
+
+impl fmt::Debug for PendingChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let map = &self.map;
+        f.debug_struct("PendingChange").field("number", &map.number).finish_non_exhaustive()
+    }
+}
+
+impl ClusterMap {
+    /// Begins a change on the base of this map, which counts.
+    pub fn draft(&self) -> MapDraft {
+        let map = Self { number: self.number + 1, nonce: rand::random(), ..self.clone() };
+        MapDraft { map }
+    }
+}
+
+impl MapDraft {
+    /// Makes the first map of a cluster: nobody has joined, and all shards are parked. `lease_ms`:
+    /// see [`ClusterMap::lease`].
+    ///
+    /// # Errors
+    /// If there is no shard, or no lease.
+    pub fn create(shards: u16, lease_ms: u64) -> Result<Self, MapRefusal> {
+        if shards == 0 || lease_ms == 0 {
+            return Err(MapRefusal::NoSettings);
+        }
+        let parked =
+            |id| MapShard { id, owner: None, journals: Vec::new(), since: 1, moving_to: None };
+        Ok(Self {
+            map: ClusterMap {
+                format: FORMAT,
+                number: 1,
+                nonce: rand::random(),
+                next_life: 1,
+                lease_ms,
+                secret: ClusterSecret::random(),
+                members: Vec::new(),
+                shards: (0..shards).map(parked).collect(),
+            },
+        })
+    }
+
+    /// Returns the map as the steps so far have made it.
+    pub fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    /// Lets a new life of a node join, and returns it. It counts once the change does (rule 4). The
+    /// life gets the shards of the node's sealed lives, whose journals stay listed, and parked ones
+    /// up to its fair share.
+    ///
+    /// # Errors
+    /// If the node has an open life: its journal must be sealed, which may be a step of the same
+    /// change. If the host is not valid, or the map is full.
+    pub fn join(&mut self, node: NodeId, address: NodeAddress) -> Result<Life, MapRefusal> {
+        if let Some(former) = self.map.open_member(node) {
+            return Err(MapRefusal::NodeIsOpen(former.life));
+        }
+        if !address.is_valid() {
+            return Err(MapRefusal::NoHost);
+        }
+        if self.map.members.len() >= MAX_MEMBERS {
+            return Err(MapRefusal::Full(self.map.members.len()));
+        }
+        let life = Life(self.map.next_life);
+        self.map.next_life += 1;
+        self.map.members.push(MapMember { node, life, state: MemberState::Open, address });
+        let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
+        let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
+        for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
+            self.inherit(shard, life);
+        }
+        let lack = self.map.balance().iter().find(|one| one.life == life).map_or(0, |o| o.lack());
+        let parked = self.map.shards.iter().filter(|shard| shard.owner.is_none());
+        for shard in parked.map(|shard| shard.id).take(lack).collect::<Vec<_>>() {
+            self.inherit(shard, life);
+        }
+        Ok(life)
+    }
+
+    /// Notes that the journal of a life is sealed, and gives its shards to `heirs`: pairs of a shard
+    /// and an open life. The caller has read the seal, and it counts (rules 5 and 6). The journals
+    /// stay listed (rule 14). A shard without an heir must get an owner by a later step of this
+    /// change; it is left to nobody only if no life is open.
+    ///
+    /// # Errors
+    /// If the life is not open, if a shard is not its own or has two heirs, or if an heir is not open.
+    pub fn seal(&mut self, life: Life, heirs: &[(u16, Life)]) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        for (at, (shard, heir)) in heirs.iter().enumerate() {
+            self.owned(*shard, life)?;
+            self.open(*heir)?;
+            if *heir == life {
+                return Err(MapRefusal::NotOpen(life));
+            }
+            if heirs[..at].iter().any(|(before, _)| before == shard) {
+                return Err(MapRefusal::Owned { shard: *shard, owner: *heir });
+            }
+        }
+        self.end(life, MemberState::Sealed);
+        for (shard, heir) in heirs {
+            self.inherit(*shard, *heir);
+        }
+        for shard in self.map.shards.iter_mut().filter(|shard| shard.owner == Some(life)) {
+            shard.moving_to = None;
+        }
+        Ok(())
+    }
+
+    /// Gives a shard from its owner to another life. The owner itself asks for it, takes no commands
+    /// for the shard until the fate of the change is known, has flushed all of it, and its own wait
+    /// for former owners is over (rules 19 to 21).
+    ///
+    /// # Errors
+    /// If `from` does not own it, or if one of them is not open, or if they are the same.
+    pub fn give(&mut self, shard: u16, from: Life, to: Life) -> Result<(), MapRefusal> {
+        self.owned(shard, from)?;
+        self.open(to)?;
+        if from == to {
+            return Err(MapRefusal::NoChange);
+        }
+        self.hand_over(shard, Some(to), vec![to]);
+        Ok(())
+    }
+
+    /// Leaves a shard to nobody. For its owner the same holds as when it gives the shard away.
+    ///
+    /// # Errors
+    /// If `from` does not own it.
+    pub fn park(&mut self, shard: u16, from: Life) -> Result<(), MapRefusal> {
+        self.owned(shard, from)?;
+        self.hand_over(shard, None, Vec::new());
+        Ok(())
+    }
+
+    /// Makes a life the owner of a parked shard. If journals are listed they stay so (rule 14).
+    ///
+    /// # Errors
+    /// If the shard has an owner, or if the life is not open.
+    pub fn take_parked(&mut self, shard: u16, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        if let Some(owner) = self.entry(shard)?.owner {
+            return Err(MapRefusal::Owned { shard, owner });
+        }
+        self.inherit(shard, life);
+        Ok(())
+    }
+
+    /// Asks the owner of a shard to give it to `to`; `None`: to keep it.
+    ///
+    /// # Errors
+    /// If nobody owns the shard, if `to` is not open or the owner, or if it was asked so before.
+    pub fn want_move(&mut self, shard: u16, to: Option<Life>) -> Result<(), MapRefusal> {
+        let entry = self.entry(shard)?;
+        if let Some(to) = to {
+            self.open(to)?;
+            if entry.owner.is_none() {
+                return Err(MapRefusal::Parked(shard));
+            }
+        }
+        if entry.moving_to == to || entry.owner == to {
+            return Err(MapRefusal::NoChange);
+        }
+        self.map.shards[usize::from(shard)].moving_to = to;
+        Ok(())
+    }
+
+    /// Takes all journals before the owner's from the list of a shard. The owner asks for it, and
+    /// its engine has all records of the shard in them (rule 24).
+    ///
+    /// # Errors
+    /// If `life` does not own it, or if no other journal is listed.
+    pub fn unlist(&mut self, shard: u16, life: Life) -> Result<(), MapRefusal> {
+        self.owned(shard, life)?;
+        if self.entry(shard)?.journals.len() == 1 {
+            return Err(MapRefusal::NoChange);
+        }
+        self.map.shards[usize::from(shard)].journals = vec![life];
+        Ok(())
+    }
+
+    /// Notes that a life has ended its journal by itself: it answers nothing any more (rule 8).
+    ///
+    /// # Errors
+    /// If it is not open, or owns a shard.
+    pub fn release(&mut self, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        if self.map.owned_by(life).next().is_some() {
+            return Err(MapRefusal::OwnsShards(life));
+        }
+        self.end(life, MemberState::Released);
+        Ok(())
+    }
+
+    /// Takes all ended lives that no list names from the map, and returns them. Once the change
+    /// counts, the objects of their journals may be deleted, without the seals (rules 7, 25, 26).
+    ///
+    /// # Errors
+    /// If there are none.
+    pub fn forget(&mut self) -> Result<Vec<Life>, MapRefusal> {
+        let is_gone = |m: &&MapMember| m.state != MemberState::Open && !self.map.lists(m.life);
+        let gone: Vec<Life> = self.map.members.iter().filter(is_gone).map(|m| m.life).collect();
+        if gone.is_empty() {
+            return Err(MapRefusal::NoChange);
+        }
+        self.map.members.retain(|member| !gone.contains(&member.life));
+        Ok(gone)
+    }
+
+    /// Completes the change.
+    ///
+    /// # Errors
+    /// If a shard has a sealed owner, although a life is open; if the map gets too large.
+    pub fn finish(mut self) -> Result<PendingChange, MapRefusal> {
+        let is_orphan = |s: &&MapShard| s.owner.is_some_and(|owner| !self.map.is_open(owner));
+        let orphans: Vec<u16> = self.map.shards.iter().filter(is_orphan).map(|s| s.id).collect();
+        let has_heirs = self.map.members.iter().any(|m| m.state == MemberState::Open);
+        for shard in orphans {
+            if has_heirs {
+                return Err(MapRefusal::NoHeir(shard));
+            }
+            let journals = self.entry(shard)?.journals.clone();
+            self.hand_over(shard, None, journals);
+        }
+        self.map.check().map_err(MapRefusal::Invalid)?;
+        let encoded = self.map.encode();
+        let text = encoded.map_err(|error| MapRefusal::Invalid(error.to_string()))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(MapRefusal::TooLarge(text.len()));
+        }
+        Ok(PendingChange { map: Arc::new(self.map), text })
+    }
+
+    fn entry(&self, shard: u16) -> Result<&MapShard, MapRefusal> {
+        self.map.shards.get(usize::from(shard)).ok_or(MapRefusal::NoShard(shard))
+    }
+
+    /// Checks that a life may own shards.
+    fn open(&self, life: Life) -> Result<(), MapRefusal> {
+        self.map.is_open(life).then_some(()).ok_or(MapRefusal::NotOpen(life))
+    }
+
+    /// Checks that an open life owns a shard.
+    fn owned(&self, shard: u16, life: Life) -> Result<(), MapRefusal> {
+        let is_owner = self.entry(shard)?.owner == Some(life);
+        is_owner.then_some(()).ok_or(MapRefusal::NotOwner { shard, life })?;
+        self.open(life)
+    }
+
+    /// Ends a life: nothing moves to it any more.
+    fn end(&mut self, life: Life, state: MemberState) {
+        self.map.members.iter_mut().filter(|m| m.life == life).for_each(|m| m.state = state);
+        for shard in self.map.shards.iter_mut().filter(|shard| shard.moving_to == Some(life)) {
+            shard.moving_to = None;
+        }
+    }
+
+    /// Gives a shard to a life that has to read the listed journals first.
+    fn inherit(&mut self, shard: u16, heir: Life) {
+        let mut journals = self.map.shards[usize::from(shard)].journals.clone();
+        journals.push(heir);
+        self.hand_over(shard, Some(heir), journals);
+    }
+
+    fn hand_over(&mut self, shard: u16, owner: Option<Life>, journals: Vec<Life>) {
+        let since = self.map.number;
+        let entry = &mut self.map.shards[usize::from(shard)];
+        *entry = MapShard { owner, journals, since, moving_to: None, ..*entry };
+    }
+}

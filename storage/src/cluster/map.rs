@@ -1,0 +1,203 @@
+//! The data of a map, and its bytes (`docs/format.md`).
+
+use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeId};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The version of the format that this program writes and reads.
+pub(super) const FORMAT: u32 = 1;
+
+/// Maximum number of lives in a map, including those that are sealed.
+pub(super) const MAX_MEMBERS: usize = 1000;
+
+/// Maximum number of bytes of a map.
+pub(super) const MAX_BYTES: u64 = 32 << 20;
+
+/// A map of the cluster that counts: the first content of its number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterMap {
+    pub(super) format: u32,
+    pub(super) number: u64,
+    /// A random number of the change that made it.
+    pub(super) nonce: u64,
+    pub(super) next_life: u64,
+    pub(super) lease_ms: u64,
+    pub(super) secret: ClusterSecret,
+    /// In the order of their lives.
+    pub(super) members: Vec<MapMember>,
+    /// Shard n is at n.
+    pub(super) shards: Vec<MapShard>,
+}
+
+/// The entry of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MapShard {
+    pub id: u16,
+    /// The life that may serve it; `None`: the shard is parked, and any life may take it.
+    pub owner: Option<Life>,
+    /// The lives in whose journals there may be records of it that its engine lacks, in the order in
+    /// which they owned it. The owner is the last one.
+    pub journals: Vec<Life>,
+    /// The number of the map that made the owner the owner, or parked the shard. An owner that
+    /// finds another number than the one it knows has lost the shard meanwhile, and takes it again
+    /// (rule 22).
+    pub since: u64,
+    /// The life to which the owner is to give it.
+    pub moving_to: Option<Life>,
+}
+
+/// The reason why an object is no map that can be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum MapUnreadable {
+    /// It has a version of the format that this program does not know.
+    Newer(u32),
+    Damaged(String),
+}
+
+#[derive(Deserialize)]
+struct MapVersion {
+    format: u32,
+}
+
+impl ClusterMap {
+    /// Returns the number of the map, from 1 on.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns how long the object of a journal proves that its owner is not replaced. It is fixed
+    /// when the cluster is made.
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms)
+    }
+
+    /// Returns the secret, which is fixed when the cluster is made.
+    pub fn secret(&self) -> &ClusterSecret {
+        &self.secret
+    }
+
+    /// Returns all lives that are not forgotten, in their order.
+    pub fn members(&self) -> &[MapMember] {
+        &self.members
+    }
+
+    pub fn member(&self, life: Life) -> Option<&MapMember> {
+        let at = self.members.binary_search_by_key(&life, |member| member.life).ok()?;
+        self.members.get(at)
+    }
+
+    /// Returns the life of a node that may own shards, if it has one.
+    pub fn open_member(&self, node: NodeId) -> Option<&MapMember> {
+        self.members.iter().find(|m| m.node == node && m.state == MemberState::Open)
+    }
+
+    pub(super) fn is_open(&self, life: Life) -> bool {
+        self.member(life).is_some_and(|member| member.state == MemberState::Open)
+    }
+
+    /// Returns the shards; shard n is at n.
+    pub fn shards(&self) -> &[MapShard] {
+        &self.shards
+    }
+
+    /// Returns the shards of an owner, in their order.
+    pub fn owned_by(&self, life: Life) -> impl Iterator<Item = &MapShard> {
+        self.shards.iter().filter(move |shard| shard.owner == Some(life))
+    }
+
+    /// Returns true if the journal of `life` may have records that an engine lacks.
+    pub fn lists(&self, life: Life) -> bool {
+        self.shards.iter().any(|shard| shard.journals.contains(&life))
+    }
+
+    /// Returns true if the objects of a life's journal, without its seal, may be deleted: the life
+    /// was in an earlier map, was ended, and no list names it (rules 25 and 26). Of a life that
+    /// this map does not know *yet* it says false.
+    pub fn is_forgotten(&self, life: Life) -> bool {
+        (1..self.next_life).contains(&life.0) && self.member(life).is_none()
+    }
+
+    /// Returns the bytes of its object.
+    pub(super) fn encode(&self) -> serde_json::Result<Bytes> {
+        crate::checked::to_vec(self).map(Bytes::from)
+    }
+
+    /// Reads the object of map `number`.
+    pub(super) fn decode(number: u64, text: &[u8]) -> Result<Self, MapUnreadable> {
+        let damaged = MapUnreadable::Damaged;
+        let invalid = |error: anyhow::Error| damaged(error.to_string());
+        let MapVersion { format } = crate::checked::from_slice(text).map_err(invalid)?;
+        if format > FORMAT {
+            return Err(MapUnreadable::Newer(format));
+        }
+        let map: Self = crate::checked::from_slice(text).map_err(invalid)?;
+        if map.number != number {
+            return Err(damaged(format!("it is map {}", map.number)));
+        }
+        map.check().map_err(damaged)?;
+        Ok(map)
+    }
+
+    /// Checks what holds in every map. The error says what does not.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT || self.number == 0 || self.lease_ms == 0 {
+            return Err("its format, its number or its lease is invalid".to_owned());
+        }
+        if self.shards.is_empty() || self.members.len() > MAX_MEMBERS {
+            return Err("it has no shard, or too many members".to_owned());
+        }
+        if !self.members.is_sorted_by(|a, b| a.life < b.life) {
+            return Err("its members are not in the order of their lives".to_owned());
+        }
+        let first = self.members.first().map_or(1, |member| member.life.0);
+        let last = self.members.last().map_or(0, |member| member.life.0);
+        if first == 0 || last >= self.next_life {
+            return Err("it has a life that was never given".to_owned());
+        }
+        for member in &self.members {
+            let is_other = self.open_member(member.node).is_some_and(|m| m.life != member.life);
+            if member.state == MemberState::Open && is_other {
+                return Err(format!("node {} has two open lives", member.node));
+            }
+            if !member.address.is_valid() {
+                return Err(format!("life {} has no valid host", member.life));
+            }
+        }
+        for (id, shard) in self.shards.iter().enumerate() {
+            if let Some(complaint) = self.complaint(id, shard) {
+                return Err(format!("shard {} {complaint}", shard.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what is wrong with the entry in the place of shard `id`.
+    fn complaint(&self, id: usize, shard: &MapShard) -> Option<&'static str> {
+        if usize::from(shard.id) != id {
+            return Some("is in the place of another one");
+        }
+        let former = match shard.owner {
+            None => &shard.journals[..],
+            Some(owner) => match shard.journals.split_last() {
+                Some((last, former)) if *last == owner && self.is_open(owner) => former,
+                _ => return Some("has an owner that is not open, or not the last of its list"),
+            },
+        };
+        let is_ended = |life: &Life| self.member(*life).is_some() && !self.is_open(*life);
+        if !former.iter().all(is_ended) {
+            return Some("lists a journal of another owner that is not ended");
+        }
+        if (1..former.len()).any(|at| former[..at].contains(&former[at])) {
+            return Some("lists a journal twice");
+        }
+        if !(1..=self.number).contains(&shard.since) {
+            return Some("has an owner since a later map");
+        }
+        let aim = shard.moving_to?;
+        let is_wrong = shard.owner.is_none_or(|owner| owner == aim) || !self.is_open(aim);
+        is_wrong.then_some("is to move to a life that cannot have it")
+    }
+}

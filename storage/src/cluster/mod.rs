@@ -1,0 +1,28 @@
+//! The map of a cluster: many servers over one bucket (RFC 16).
+//!
+//! Servers share nothing but the bucket. One object there, the *map*, says who has joined, which
+//! server owns each shard, and in whose journals the shard's history is. Nobody leads: a server
+//! that wants a change reads the newest map, numbered n, and puts the whole changed map as number
+//! n + 1, if there is none. Of several that try it at once the store lets one win, and the others
+//! begin again on the base of its map. So maps form one sequence, and each number has one content.
+//!
+//! Only the newest maps are kept, so a number may be free again, and a request that was late brings
+//! an object back there that never counted: *debris*. A map is therefore believed only if a listing
+//! that began after it was put or read shows that its number cannot have been deleted before.
+//!
+//! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
+//! server should have, and `store` reads and puts the objects.
+
+mod balance;
+mod draft;
+mod map;
+mod member;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use balance::Allotment;
+pub use draft::{MapDraft, MapRefusal, PendingChange};
+pub use map::{ClusterMap, MapShard};
+pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+pub use store::{AmendError, MapError, MapOutcome, MapStore};

@@ -1,0 +1,280 @@
+//! The rules of changes.
+
+use super::*;
+use crate::cluster::MemberState;
+use MapRefusal::{
+    Full, NoChange, NoHeir, NoHost, NoSettings, NoShard, NodeIsOpen, NotOpen, NotOwner, Owned,
+    OwnsShards, Parked,
+};
+
+const A: Life = Life(1);
+const B: Life = Life(2);
+const C: Life = Life(3);
+
+/// Completes a change.
+fn finish(draft: MapDraft) -> ClusterMap {
+    (*draft.finish().unwrap().map).clone()
+}
+
+/// Makes a change of some steps.
+fn after(map: &ClusterMap, steps: impl FnOnce(&mut MapDraft)) -> ClusterMap {
+    let mut draft = map.draft();
+    steps(&mut draft);
+    finish(draft)
+}
+
+/// Makes one step, which must be refused, and change nothing.
+fn refused<T: std::fmt::Debug>(
+    map: &ClusterMap,
+    step: impl FnOnce(&mut MapDraft) -> Result<T, MapRefusal>,
+) -> MapRefusal {
+    let mut draft = map.draft();
+    let before = draft.map().clone();
+    let refusal = step(&mut draft).unwrap_err();
+    assert_eq!(*draft.map(), before);
+    refusal
+}
+
+fn joined(map: &ClusterMap, nodes: &[u8]) -> ClusterMap {
+    after(map, |draft| {
+        for n in nodes {
+            draft.join(node(*n), address(*n)).unwrap();
+        }
+    })
+}
+
+fn empty(shards: u16) -> ClusterMap {
+    finish(MapDraft::create(shards, 3000).unwrap())
+}
+
+/// Returns the owners of all shards.
+fn owners(map: &ClusterMap) -> Vec<Option<Life>> {
+    map.shards().iter().map(|shard| shard.owner).collect()
+}
+
+/// Three nodes with two shards each.
+fn three() -> ClusterMap {
+    let first = joined(&empty(6), &[1]);
+    let moves = [(2, B), (3, B), (4, C), (5, C)];
+    after(&first, |draft| {
+        for n in [2, 3] {
+            draft.join(node(n), address(n)).unwrap();
+        }
+        for (shard, to) in moves {
+            draft.give(shard, A, to).unwrap();
+        }
+    })
+}
+
+#[test]
+fn a_new_cluster_has_parked_shards_only() {
+    let map = empty(3);
+    assert_eq!((map.number(), map.lease()), (1, Duration::from_secs(3)));
+    assert_eq!(owners(&map), [None; 3]);
+    assert!(map.members().is_empty() && !map.is_forgotten(A));
+    assert_ne!(map.secret(), empty(3).secret());
+    assert!(!format!("{map:?}").contains(&String::from(map.secret().clone())));
+    for (shards, lease_ms) in [(0, 3000), (3, 0)] {
+        assert_eq!(MapDraft::create(shards, lease_ms).unwrap_err(), NoSettings);
+    }
+}
+
+#[test]
+fn each_change_has_the_next_number_and_a_nonce_of_its_own() {
+    let map = three();
+    let changes = [0, 1].map(|shard| after(&map, |draft| draft.park(shard, A).unwrap()));
+    for change in &changes {
+        assert_eq!(change.number, map.number + 1);
+        assert_ne!(change.nonce, map.nonce);
+    }
+    assert_ne!(changes[0].nonce, changes[1].nonce);
+}
+
+#[test]
+fn those_who_join_take_their_share_of_parked_shards() {
+    let map = joined(&empty(5), &[1]);
+    assert_eq!(owners(&map), [Some(A); 5]);
+    // Nothing is parked, so the second one waits until it is given some.
+    let map = joined(&map, &[2]);
+    assert_eq!(map.owned_by(B).count(), 0);
+    assert_eq!(
+        map.balance().iter().map(|one| (one.life, one.surplus(), one.lack())).collect::<Vec<_>>(),
+        [(A, 2, 0), (B, 0, 2)]
+    );
+    let parked = after(&map, |draft| (0..5).for_each(|shard| draft.park(shard, A).unwrap()));
+    let map = joined(&parked, &[3]);
+    assert_eq!(owners(&map), [Some(C), None, None, None, None]);
+}
+
+#[test]
+fn a_node_has_one_open_life() {
+    let map = three();
+    assert_eq!(refused(&map, |draft| draft.join(node(2), address(9))), NodeIsOpen(B));
+    for host in ["", "a b", "a\n", &"h".repeat(256)] {
+        let address = NodeAddress { host: host.into(), ..address(4) };
+        assert_eq!(refused(&map, |draft| draft.join(node(4), address)), NoHost);
+    }
+}
+
+#[test]
+fn a_node_that_starts_again_keeps_its_shards_and_the_list() {
+    let map = three();
+    let again = after(&map, |draft| {
+        draft.seal(B, &[]).unwrap();
+        assert_eq!(draft.join(node(2), address(7)), Ok(Life(4)));
+    });
+    assert_eq!(again.member(B).unwrap().state, MemberState::Sealed);
+    assert_eq!(again.open_member(node(2)).unwrap().address, address(7));
+    for shard in again.owned_by(Life(4)) {
+        assert_eq!(shard.journals, [B, Life(4)]);
+        assert_eq!(shard.since, again.number);
+    }
+    assert_eq!(again.owned_by(Life(4)).count(), 2);
+    assert_eq!(again.shards()[0], map.shards()[0]);
+}
+
+#[test]
+fn a_failover_names_an_heir_for_each_shard() {
+    let map = three();
+    let heirs = [(2, A), (3, C)];
+    let over = after(&map, |draft| draft.seal(B, &heirs).unwrap());
+    assert_eq!(owners(&over), [A, A, A, C, C, C].map(Some));
+    assert_eq!(over.shards()[2].journals, [B, A]);
+    assert_eq!(over.shards()[3].since, over.number);
+    assert_eq!(refused(&over, |draft| draft.seal(B, &[])), NotOpen(B));
+
+    for (heirs, refusal) in [
+        (vec![(0, A)], NotOwner { shard: 0, life: B }),
+        (vec![(9, A)], NoShard(9)),
+        (vec![(2, Life(9))], NotOpen(Life(9))),
+        (vec![(2, B)], NotOpen(B)),
+        (vec![(2, A), (2, C)], Owned { shard: 2, owner: C }),
+    ] {
+        assert_eq!(refused(&map, |draft| draft.seal(B, &heirs)), refusal);
+    }
+    let mut without = map.draft();
+    without.seal(B, &heirs[..1]).unwrap();
+    assert_eq!(without.finish().unwrap_err(), NoHeir(3));
+}
+
+#[test]
+fn shards_of_the_last_life_wait_with_their_lists_for_another_one() {
+    let map = joined(&empty(2), &[1]);
+    let alone = after(&map, |draft| draft.seal(A, &[]).unwrap());
+    assert_eq!(owners(&alone), [None; 2]);
+    assert_eq!(alone.shards()[1].journals, [A]);
+    let taken = joined(&alone, &[2]);
+    assert_eq!(owners(&taken), [Some(B); 2]);
+    assert_eq!(taken.shards()[1].journals, [A, B]);
+    // A life that has joined before takes one in a change of its own.
+    let other = after(&alone, |draft| {
+        let life = draft.join(node(3), address(3)).unwrap();
+        draft.park(0, life).unwrap();
+    });
+    assert_eq!(refused(&other, |draft| draft.take_parked(1, B)), Owned { shard: 1, owner: B });
+    assert_eq!(refused(&other, |draft| draft.take_parked(0, A)), NotOpen(A));
+    let back = after(&other, |draft| draft.take_parked(0, B).unwrap());
+    assert_eq!(back.shards()[0].journals, [B]);
+}
+
+#[test]
+fn what_is_given_or_parked_lists_no_journal_of_former_owners() {
+    let map = after(&three(), |draft| draft.seal(B, &[(2, A), (3, A)]).unwrap());
+    let map = after(&map, |draft| draft.want_move(2, Some(C)).unwrap());
+    assert_eq!(map.shards()[2].moving_to, Some(C));
+    let given = after(&map, |draft| draft.give(2, A, C).unwrap());
+    let shard = &given.shards()[2];
+    assert_eq!((shard.owner, &shard.journals[..]), (Some(C), &[C][..]));
+    assert_eq!((shard.since, shard.moving_to), (given.number, None));
+    let parked = after(&map, |draft| draft.park(2, A).unwrap());
+    assert!(parked.shards()[2].journals.is_empty());
+    assert_eq!(refused(&map, |draft| draft.give(2, B, C)), NotOwner { shard: 2, life: B });
+    assert_eq!(refused(&map, |draft| draft.give(2, A, B)), NotOpen(B));
+    assert_eq!(refused(&map, |draft| draft.give(2, A, A)), NoChange);
+    assert_eq!(refused(&parked, |draft| draft.park(2, A)), NotOwner { shard: 2, life: A });
+}
+
+#[test]
+fn wishes_end_with_the_life_that_they_name() {
+    let map = after(&three(), |draft| draft.want_move(0, Some(C)).unwrap());
+    let over = after(&map, |draft| draft.seal(C, &[(4, A), (5, B)]).unwrap());
+    assert_eq!(over.shards()[0].moving_to, None);
+    assert_eq!(refused(&over, |draft| draft.want_move(0, Some(C))), NotOpen(C));
+    assert_eq!(refused(&over, |draft| draft.want_move(0, Some(A))), NoChange);
+    assert_eq!(refused(&over, |draft| draft.want_move(0, None)), NoChange);
+    assert_eq!(refused(&over, |draft| draft.want_move(6, None)), NoShard(6));
+    assert_eq!(refused(&empty(1), |draft| draft.want_move(0, Some(A))), NotOpen(A));
+    let parked = after(&over, |draft| draft.park(0, A).unwrap());
+    assert_eq!(refused(&parked, |draft| draft.want_move(0, Some(B))), Parked(0));
+    let off = after(&map, |draft| draft.want_move(0, None).unwrap());
+    assert_eq!(off.shards()[0].moving_to, None);
+}
+
+#[test]
+fn a_life_is_forgotten_once_it_is_ended_and_no_list_names_it() {
+    let map = after(&three(), |draft| draft.seal(B, &[(2, A), (3, A)]).unwrap());
+    assert_eq!(refused(&map, MapDraft::forget), NoChange);
+    assert_eq!(refused(&map, |draft| draft.unlist(2, B)), NotOwner { shard: 2, life: B });
+    assert_eq!(refused(&map, |draft| draft.unlist(0, A)), NoChange);
+    let map = after(&map, |draft| draft.unlist(2, A).unwrap());
+    assert!(map.lists(B) && map.shards()[2].since < map.number);
+    let map = after(&map, |draft| draft.unlist(3, A).unwrap());
+    assert!(!map.lists(B) && !map.is_forgotten(B));
+    let map = after(&map, |draft| assert_eq!(draft.forget(), Ok(vec![B])));
+    assert!(map.is_forgotten(B) && map.member(B).is_none());
+    // This map does not know of a life that is to join later.
+    assert!(!map.is_forgotten(Life(4)) && !map.is_forgotten(Life(0)));
+}
+
+#[test]
+fn a_life_releases_its_journal_once_it_owns_nothing() {
+    let map = three();
+    assert_eq!(refused(&map, |draft| draft.release(C)), OwnsShards(C));
+    let given = after(&map, |draft| (4..6).for_each(|shard| draft.give(shard, C, A).unwrap()));
+    let map = after(&given, |draft| draft.release(C).unwrap());
+    assert_eq!(refused(&map, |draft| draft.release(C)), NotOpen(C));
+    assert_eq!(refused(&map, |draft| draft.seal(C, &[])), NotOpen(C));
+    let map = after(&map, |draft| assert_eq!(draft.forget(), Ok(vec![C])));
+    assert!(map.is_forgotten(C));
+}
+
+#[test]
+fn targets_differ_by_one_and_move_little() {
+    let map = joined(&empty(8), &[1, 2, 3]);
+    let figures = |map: &ClusterMap| -> Vec<_> {
+        map.balance().iter().map(|one| (one.shards, one.target)).collect()
+    };
+    assert_eq!(figures(&map), [(8, 3), (0, 3), (0, 2)]);
+    // The one that has most keeps most; a move that is wanted counts as made.
+    let map = after(&map, |draft| {
+        (0..3).for_each(|shard| draft.give(shard, A, C).unwrap());
+        (3..6).for_each(|shard| draft.want_move(shard, Some(B)).unwrap());
+    });
+    assert_eq!(figures(&map), [(2, 2), (3, 3), (3, 3)]);
+    assert_eq!([A, B, C, Life(4)].map(|life| map.fair_share(life)), [2, 3, 3, 0]);
+    assert!(empty(8).balance().is_empty());
+}
+
+#[test]
+fn a_full_map_takes_no_more_lives() {
+    let mut draft = joined(&empty(1), &[1]).draft();
+    for n in 2..=1000_u16 {
+        let [high, low] = n.to_be_bytes();
+        let mut id = [200; 20];
+        (id[0], id[1]) = (low, high);
+        draft.join(NodeId(id), address(1)).unwrap();
+    }
+    let map = finish(draft);
+    assert_eq!(refused(&map, |draft| draft.join(node(99), address(9))), Full(1000));
+}
+
+#[test]
+fn ids_of_nodes_are_forty_digits() {
+    let text = "00112233445566778899aabbccddeeff01234567";
+    assert_eq!(NodeId::parse(text).unwrap().to_string(), text);
+    for other in
+        ["", &text[1..], &text.to_uppercase(), &format!("{text}0"), &text.replace('0', "g")]
+    {
+        assert_eq!(NodeId::parse(other), None);
+    }
+}
