@@ -23,9 +23,11 @@ const LOOKS: usize = 16;
 /// Times that a change is made anew because another server's change was first.
 const AMENDS: usize = 128;
 
-/// Time limit for an attempt of a request, and the first pause after a failed one.
-const LIMITS: AskLimits =
-    AskLimits { request: Duration::from_secs(3), pause: Duration::from_millis(50) };
+/// Time limit for an attempt of a request.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// The pause after a failed attempt; later pauses grow.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Length of a number in an object's name.
 const DIGITS: usize = 20;
@@ -102,7 +104,8 @@ impl MapStore {
     /// Creates the store of the maps in a data directory. Makes no request.
     pub fn new(directory: &Place) -> Self {
         let place = directory.join("cluster/map");
-        Self { place, kept: MAPS_KEPT, limits: LIMITS, known: Mutex::default() }
+        let limits = AskLimits { request: ATTEMPT, pause: PAUSE };
+        Self { place, kept: MAPS_KEPT, limits, known: Mutex::default() }
     }
 
     /// Returns the newest map that counts; `None`: there is none yet. If nothing is newer than what
@@ -175,7 +178,8 @@ impl MapStore {
     }
 
     /// Changes the newest map; begins again on the base of a newer one as long as other servers'
-    /// changes are first. Returns the newest map once the change counts.
+    /// changes are first. Returns the newest map once the change counts. The future is to be run to
+    /// its end: if it is dropped, nobody learns the fate of the change that is under way.
     ///
     /// # Errors
     /// See [`AmendError`].

@@ -203,6 +203,19 @@ fn damage_is_named_with_its_object() {
 }
 
 #[test]
+fn the_example_of_the_document_is_a_map() {
+    let document = include_str!("../../../../docs/format.md");
+    let (_, section) = document.split_once("## Map of a cluster").unwrap();
+    let (_, example) = section.split_once("```json\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let map = ClusterMap::decode(7, example.as_bytes()).unwrap();
+    assert_eq!(map.encode().unwrap(), example);
+    let owners: Vec<_> = map.shards().iter().map(|shard| shard.owner).collect();
+    assert_eq!(owners, [Some(Life(3)), Some(Life(2)), None]);
+    assert_eq!(map.members()[1].address.tls_port, Some(6380));
+}
+
+#[test]
 fn a_directory_that_is_used_like_a_bucket_has_maps_too() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
