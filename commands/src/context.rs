@@ -3,6 +3,7 @@
 use crate::settings::DataSettings;
 use flagstone_storage::Store;
 use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::slot::NotOwned;
 use flagstone_storage::store::{Fault, Need};
 use flagstone_storage::value::Value;
 use flagstone_storage::words::RemovalCause;
@@ -26,6 +27,8 @@ pub enum Stop {
     /// The store would change data for a unit that the open round has changed: the unit runs again
     /// in a round of its own. A command that is no part of a unit never stops so.
     Unsettled,
+    /// A key belongs to a shard that is not attached: the caller knows who has it.
+    NotOwned(NotOwned),
 }
 
 /// The text of an error reply, with its code ("ERR …", "WRONGTYPE …").
@@ -143,6 +146,7 @@ impl From<Fault> for Stop {
             Fault::Miss(need) => Self::Miss(vec![*need]),
             Fault::WrongType => error::WRONG_TYPE.into(),
             Fault::Unsettled => Self::Unsettled,
+            Fault::NotOwned(what) => Self::NotOwned(what),
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::acl::{Accounts, DenialLog};
 use crate::clients::{ClientState, Clients};
-use crate::command::Request;
+use crate::command::{Outcome, Request, RoundError};
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::followers::{Followers, max_lag_s};
@@ -53,7 +53,7 @@ use flagstone_storage::feed::Feed;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
 use flagstone_storage::place::Requests;
-use flagstone_storage::slot::slot_of;
+use flagstone_storage::slot::{NotOwned, slot_of};
 use flagstone_storage::words::RemovalCause;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
@@ -331,6 +331,12 @@ impl Node {
     /// Returns the worker that owns a slot.
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
+    }
+
+    /// Returns the error of a command on a key whose shard is not attached here.
+    pub fn not_owned(&self, NotOwned { slot }: NotOwned) -> RoundError {
+        let text = format!("TRYAGAIN The shard of slot {slot} is not served here at present");
+        RoundError { text, outcome: Outcome::Refused }
     }
 
     /// Begins a request on a store.

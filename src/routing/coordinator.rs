@@ -179,7 +179,7 @@ pub(crate) async fn coordinate(
             ended = error.outcome;
         }
         Err(
-            UnitStop::Handler(Stop::Miss(_) | Stop::Unsettled)
+            UnitStop::Handler(Stop::Miss(_) | Stop::Unsettled | Stop::NotOwned(_))
             | UnitStop::Detached
             | UnitStop::Exclusive
             | UnitStop::Closing,
@@ -267,6 +267,9 @@ async fn attempt(
     } else {
         run_here(worker, command, &settings, space)
     };
+    if let Err(UnitStop::Handler(Stop::NotOwned(what))) = ran.outcome {
+        ran.outcome = Err(node.not_owned(what).into());
+    }
     if let Err(
         UnitStop::Handler(Stop::Miss(_))
         | UnitStop::Detached
@@ -405,12 +408,15 @@ fn commit(
 ) -> Result<Option<Record>, RoundError> {
     let mut sealed = space.seal();
     if let Some((before, now)) = databases {
-        databases::seal(node, &mut sealed, before, now);
+        databases::seal(space, &mut sealed, before, now);
     }
     space.seal_source(&mut sealed);
     if sealed.is_empty() {
         return Ok(None);
     }
+    let shards = sealed.ops.keys().copied();
+    let checked = space.attached().check(&node.layout, shards);
+    checked.map_err(|what| refusal(&what.into()))?;
     let body = sealed.body();
     let now_ms = node.clock.now_ms();
     match node.followers.feed.append(&*node.journal, now_ms, &sealed, &[&body]) {

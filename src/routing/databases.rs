@@ -206,7 +206,7 @@ async fn change_now(
     make(node, &mut now);
     let mut sealed = Sealed::default();
     sealed.words = words;
-    seal(node, &mut sealed, &before, &now);
+    seal(&worker.partition.borrow().store, &mut sealed, &before, &now);
     let body = sealed.body();
     let appended = match load_watched(worker, &before, &now, HashSet::new()).await {
         Ok(()) => node
@@ -231,17 +231,20 @@ async fn change_now(
     Ok(())
 }
 
-/// Adds the new generations of the databases to a record.
-pub(super) fn seal(node: &Node, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
+/// Adds the new generations of the databases to a record, for each shard of this process. `store`:
+/// any of its stores. Every worker is held, so no shard comes or goes.
+pub(super) fn seal(store: &Store, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
+    let attached = store.attached();
     let dead = before.iter().copied().filter(|generation| !now.contains(generation));
-    for shard in 0..node.layout.shards {
+    for shard in attached.ids() {
+        let of_rows = |generation| attached.row_generation(generation, shard);
         let ops = sealed.ops.entry(shard).or_default();
         // There are as many dead generations as new ones.
         let mut dead = dead.clone();
         for (db, (old, new)) in (0u32..).zip(before.iter().zip(now)).filter(|(_, (o, n))| o != n) {
-            let dies = if before.contains(new) { 0 } else { dead.next().unwrap_or(0) };
+            let dies = if before.contains(new) { 0 } else { dead.next().map_or(0, of_rows) };
             debug_assert!(dies != 0 || before.contains(new), "{old} is empty, but not dead");
-            ops.generation(db, *new, dies);
+            ops.generation(db, of_rows(*new), dies);
         }
     }
 }

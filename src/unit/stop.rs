@@ -10,8 +10,8 @@ pub type UnitOutcome = Result<(), UnitStop>;
 /// Reason why a unit stopped. Its partial reply is discarded.
 #[derive(Debug)]
 pub enum UnitStop {
-    /// One of its commands on keys stopped, or it found an error itself. After an error its changes
-    /// stay; otherwise they are undone.
+    /// One of its commands on keys stopped, or it found an error itself. After an error with a text
+    /// its changes stay; otherwise they are undone.
     Handler(Stop),
     /// It cannot continue on the worker: it runs for long, or needs something slow. Its changes are
     /// undone, and it runs again on a thread of its own.
@@ -34,7 +34,7 @@ impl UnitStop {
         match self {
             Self::Handler(Stop::Error(text)) | Self::Undone(text) => Some(text),
             Self::Unstored(error) => Some(error.text.as_bytes()),
-            Self::Handler(Stop::Miss(_) | Stop::Block(_) | Stop::Unsettled)
+            Self::Handler(Stop::Miss(_) | Stop::Block(_) | Stop::Unsettled | Stop::NotOwned(_))
             | Self::Detached
             | Self::Exclusive
             | Self::Closing => None,

@@ -417,7 +417,8 @@ impl Worker {
         self.evictor.walk.borrow_mut().times.insert(shard, next);
         let partition = self.partition.borrow();
         let keys = rows.into_iter().filter(|row| !row.fields);
-        keys.filter_map(|row| Some((partition.store.db_of(row.generation)?, row.key))).collect()
+        let store = &partition.store;
+        keys.filter_map(|row| Some((store.db_of_row(row.generation, &row.key)?, row.key))).collect()
     }
 }
 

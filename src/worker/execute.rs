@@ -259,6 +259,11 @@ impl Worker {
             Err(Stop::Error(text)) => self.replace_by_error(command, &text, out, mark),
             // The store returns this fault to units only.
             Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED.as_bytes(), out, mark),
+            Err(Stop::NotOwned(what)) => {
+                let error = self.node.not_owned(what);
+                ended = error.outcome;
+                self.replace_by_error(command, error.text.as_bytes(), out, mark);
+            }
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // Entries that it has met may have expired.

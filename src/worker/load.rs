@@ -10,6 +10,7 @@ use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
 use super::{Lock, Worker};
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
+use flagstone_storage::slot::NotOwned;
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -142,6 +143,9 @@ impl Worker {
                 Ok(())
             }
             Err(error) => {
+                if let Some(what) = error.downcast_ref::<NotOwned>() {
+                    return Err(self.node.not_owned(*what).text);
+                }
                 if let Some(TroubleLine::Failing(reads)) =
                     self.loader.trouble.failed(Instant::now())
                 {
@@ -169,7 +173,7 @@ impl Worker {
         {
             self.commit();
         }
-        let plan = self.partition.borrow_mut().plan_load(needs);
+        let plan = self.partition.borrow_mut().plan_load(needs)?;
         let loaded = plan.run(&self.node.background).await;
         self.partition.borrow_mut().finish_load(loaded)
     }

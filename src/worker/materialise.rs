@@ -398,7 +398,7 @@ impl Worker {
         let due: Vec<(u32, DueExpiry)> = {
             let partition = self.partition.borrow();
             due.into_iter()
-                .filter_map(|due| Some((partition.store.db_of(due.generation)?, due)))
+                .filter_map(|due| Some((partition.store.db_of_row(due.generation, &due.key)?, due)))
                 .collect()
         };
         if due.is_empty() {

@@ -23,6 +23,10 @@ pub(crate) fn refusal(error: &JournalError) -> RoundError {
             let text = format!("MISCONF the write was not accepted: {error}");
             RoundError { text, outcome: Outcome::Refused }
         }
+        JournalError::NotOwned(_) => {
+            let text = format!("TRYAGAIN the write was not accepted: {error}");
+            RoundError { text, outcome: Outcome::Refused }
+        }
         _ => format!("ERR the write could not be stored: {error}").into(),
     }
 }

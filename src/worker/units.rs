@@ -34,6 +34,10 @@ impl Worker {
                     effects.published.clear();
                     Some(text)
                 }
+                Err(UnitStop::Handler(Stop::NotOwned(what))) => {
+                    effects.published.clear();
+                    Some(self.node.not_owned(what).text.into())
+                }
                 Err(UnitStop::Handler(Stop::Unsettled)) => {
                     out.truncate(mark);
                     self.commit();

@@ -180,11 +180,11 @@ impl Store {
             if n % WARMED == 0 {
                 keys[n..].iter().take(WARMED).for_each(|key| self.warm(key.db, key.at));
             }
-            let generation = self.generation(key.db);
+            let (generation, shard) = (self.generation(key.db), layout.shard_of(key.at.slot));
+            let rows = self.attached().row_generation(generation, shard);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
-            let shard = layout.shard_of(key.at.slot);
             let ops = sealed.ops.entry(shard).or_insert_with(|| spare.pop().unwrap_or_default());
-            seal_entry(entry, generation, key.at, ops, &versions, &|name| layout.hash(name));
+            seal_entry(entry, rows, key.at, ops, &versions, &|name| layout.hash(name));
             let live = entry.is_live();
             if !moved.is_empty() {
                 alive.insert(entry.value.version());
@@ -200,9 +200,11 @@ impl Store {
         for (generation, mut entry) in self.take_flushed() {
             if entry.dirty {
                 let at = layout.key_hash(entry.key());
-                let ops = sealed.ops.entry(layout.shard_of(at.slot)).or_default();
+                let shard = layout.shard_of(at.slot);
+                let rows = self.attached().row_generation(generation, shard);
+                let ops = sealed.ops.entry(shard).or_default();
                 entry.clear();
-                seal_entry(&mut entry, generation, at, ops, &versions, &|name| layout.hash(name));
+                seal_entry(&mut entry, rows, at, ops, &versions, &|name| layout.hash(name));
             }
         }
         for (slot, version) in moved.into_iter().filter(|(_, version)| !alive.contains(version)) {

@@ -7,6 +7,7 @@
 //! Way of a write: [`Store`] → [`commit`] → [`journal`] → [`pending`] → [`materialise`] → SlateDB.
 //! Way of a cold read: [`Need`] → [`load`] → pending rows, then SlateDB → [`Store`].
 
+pub mod attached;
 pub mod check;
 mod checked;
 pub mod checkpoint;

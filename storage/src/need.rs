@@ -1,5 +1,6 @@
 //! Data that a command misses in memory, and the reads that supply it.
 
+use crate::slot::NotOwned;
 use bytes::Bytes;
 
 /// The reason why a command could not go on.
@@ -11,6 +12,8 @@ pub enum Fault {
     /// A unit would change an entry that the open round has changed, which could not be rolled
     /// back: close the round, then run the unit again.
     Unsettled,
+    /// The key belongs to a shard that is not attached: it was given away, or never taken.
+    NotOwned(NotOwned),
 }
 
 /// A key in its database.

@@ -34,8 +34,8 @@ impl Partition {
     /// Plans to scan the keys of a database in one shard from a position on: about `limit` keys.
     pub fn plan_scan(&self, db: u32, shard: u16, from: Cursor, limit: usize) -> Option<ScanPlan> {
         let slots = self.store.layout().slots_of(shard);
+        let generation = self.store.row_generation(db, shard);
         let shard = self.shards.get(&shard)?;
-        let generation = self.store.generation(db);
         let from = from.max(Cursor { slot: slots.start, hash48: 0 });
         let mut start = Vec::new();
         RowKey::meta_prefix(&mut start, generation, from.slot, from.hash48);
@@ -78,6 +78,7 @@ impl Partition {
         now_ms: u64,
         limit: usize,
     ) -> Option<DuePlan> {
+        let live = self.store.row_generations(shard);
         let shard = self.shards.get(&shard)?;
         let range = from.0.clone()..DueCursor::at(now_ms.saturating_add(1)).0;
         let mut overlay = BTreeMap::new();
@@ -85,7 +86,6 @@ impl Partition {
         for map in maps.into_iter().rev() {
             overlay.extend(map.times_in(&range).map(|(key, put)| (key.to_vec(), put)));
         }
-        let live = (0..self.store.databases()).map(|db| self.store.generation(db)).collect();
         Some(DuePlan { engine: shard.engine().clone(), overlay, range, limit, live })
     }
 }
@@ -132,6 +132,7 @@ impl ScanPlan {
 /// An expiry that is due.
 #[derive(Clone, Debug)]
 pub struct DueExpiry {
+    /// That of the row: see [`Store::db_of_row`](crate::Store::db_of_row).
     pub generation: u32,
     pub key: Box<[u8]>,
     pub at_ms: u64,
@@ -171,7 +172,7 @@ pub struct DuePlan {
     overlay: BTreeMap<Vec<u8>, bool>,
     range: std::ops::Range<Vec<u8>>,
     limit: usize,
-    /// The generations of the databases; rows of others are left to the sweep.
+    /// The generations of the databases in the shard; rows of others are left to the sweep.
     live: Vec<u32>,
 }
 

@@ -84,6 +84,13 @@ impl KeyHash {
     }
 }
 
+/// The slot of a key that this store, or this process, does not have: its shard is not attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the shard of slot {slot} is not attached")]
+pub struct NotOwned {
+    pub slot: u16,
+}
+
 /// The division of the slot space into shards, and the seed of key hashes; fixed at creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -102,6 +109,11 @@ impl Layout {
         let first =
             |s: u16| (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(self.shards)) as u16;
         first(shard)..first(shard + 1)
+    }
+
+    /// Returns the error that a shard is not attached: it names the first of its slots.
+    pub(crate) fn not_owned(&self, shard: u16) -> NotOwned {
+        NotOwned { slot: self.slots_of(shard).start }
     }
 
     /// Returns slot and keyed hash (XXH3) of a key.

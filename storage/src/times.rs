@@ -29,6 +29,7 @@ impl Partition {
         from: &DueCursor,
         limit: usize,
     ) -> Option<(DuePlan, Option<DueCursor>)> {
+        let live = self.store.row_generations(shard);
         let shard = self.shards.get(&shard)?;
         let mut range = from.bytes().to_vec()..vec![row::TIME + 1];
         let mut horizon = None;
@@ -48,7 +49,6 @@ impl Partition {
             }
             overlay.extend(rows);
         }
-        let live = self.store.generations();
         Some((DuePlan::new(shard.engine().clone(), overlay, range, limit, live), horizon))
     }
 
@@ -60,7 +60,7 @@ impl Partition {
         let first = of.first_times.get_or_insert_default();
         for row in first.rows() {
             let Some(Row::Time { at_ms, generation, key, .. }) = Row::parse(row) else { continue };
-            match self.store.db_of(generation) {
+            match self.store.db_of_row(generation, key) {
                 Some(db) => {
                     let (key, row) = (key.into(), row.into());
                     found.push(FirstToExpire { at_ms, db, key, shard, row });

@@ -268,7 +268,7 @@ fn needs_of(db: u32, keys: &[Box<[u8]>]) -> Vec<Need> {
 async fn load(node: &Node, partition: &mut Partition, needs: Vec<Need>) -> Result<()> {
     let mut cold = needs;
     cold.retain(|need| need.part.is_some() || !partition.store.is_hot(need.db, &need.key));
-    let loaded = partition.plan_load(cold).run(&node.background).await;
+    let loaded = partition.plan_load(cold)?.run(&node.background).await;
     partition.finish_load(loaded)
 }
 
@@ -292,7 +292,9 @@ async fn write_key(
             Ok(None) => bail!("the key {} has no value", key.escape_ascii()),
             Err(Stop::Miss(needs)) => load(node, partition, needs).await?,
             Err(Stop::Error(text)) => bail!("{text}"),
-            Err(Stop::Block(_) | Stop::Unsettled) => bail!("a value cannot be read"),
+            Err(Stop::Block(_) | Stop::Unsettled | Stop::NotOwned(_)) => {
+                bail!("a value cannot be read")
+            }
         }
     };
     let (&object_type, object) = payload.split_first().context("an empty payload")?;

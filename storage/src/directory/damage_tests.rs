@@ -111,7 +111,7 @@ async fn get(partition: &mut Partition, key: &[u8]) -> Result<Option<Vec<u8>>> {
             Err(fault) => fault,
         };
         let Fault::Miss(need) = missed else { bail!("{missed:?}") };
-        let plan = partition.plan_load(vec![*need]);
+        let plan = partition.plan_load(vec![*need])?;
         let loaded = plan.run(&tokio::runtime::Handle::current()).await;
         partition.finish_load(loaded)?;
     }

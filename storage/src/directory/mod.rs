@@ -16,6 +16,7 @@ mod reshard;
 #[cfg(test)]
 mod tests;
 
+use crate::attached::AttachedShards;
 use crate::clock::Clock;
 use crate::commit::Sealed;
 use crate::control::{Control, Generations, incomplete_row, presence_key};
@@ -269,25 +270,26 @@ impl Directory {
     /// Distributes the shards: shard n to worker n mod `shard_workers`; further workers own none.
     /// The locks are returned with them.
     pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, Locks) {
-        let mut dealt: Vec<BTreeMap<u16, Shard>> = Vec::new();
-        dealt.resize_with(total.max(shard_workers), BTreeMap::new);
+        let mut dealt: Vec<Vec<Shard>> = Vec::new();
+        dealt.resize_with(total.max(shard_workers), Vec::new);
         for shard in self.shards {
-            dealt[usize::from(shard.id) % shard_workers].insert(shard.id, shard);
+            dealt[usize::from(shard.id) % shard_workers].push(shard);
         }
         let live = &self.generations.live[..self.databases as usize];
-        let partitions = dealt
-            .into_iter()
-            .map(|shards| {
-                let mut store = Store::new(self.layout.clone(), self.versions.clone(), live, false);
-                for (db, generation) in (0u32..).zip(live) {
-                    if shards.values().any(|shard| shard.totals(*generation).0 > 0) {
-                        store.set_partial(db);
-                    }
+        let attached = Arc::new(AttachedShards::new(&self.layout));
+        let partition = |shards: Vec<Shard>| {
+            let shared = (self.layout.clone(), self.versions.clone(), attached.clone());
+            let store = Store::sharing(shared, live, false);
+            let mut partition = Partition::new(store, self.journal.clone()).with_feed(&self.feed);
+            for shard in shards {
+                let id = shard.id;
+                if let Err(refused) = partition.attach(shard) {
+                    unreachable!("shard {id}, which agrees with the others: {}", refused.why);
                 }
-                Partition::new(store, shards, self.journal.clone()).with_feed(&self.feed)
-            })
-            .collect();
-        (partitions, self.locks)
+            }
+            partition
+        };
+        (dealt.into_iter().map(partition).collect(), self.locks)
     }
 }
 

@@ -338,7 +338,7 @@ async fn a_row_that_was_handed_over_is_never_read_stale() {
             assert!(step != "handed over" || loaded.is_err(), "no file has it yet");
             in_place += u32::from(step == "flushed" && loaded.is_ok());
             if loaded.is_err() {
-                let plan = partition.plan_load(vec![need()]);
+                let plan = partition.plan_load(vec![need()]).unwrap();
                 let loaded = plan.run(&tokio::runtime::Handle::current()).await;
                 partition.finish_load(loaded).unwrap();
             }
@@ -351,7 +351,7 @@ async fn a_row_that_was_handed_over_is_never_read_stale() {
         forget(&mut partition);
         in_place += u32::from(partition.load_in_place(vec![need()]).is_ok());
         forget(&mut partition);
-        let plan = partition.plan_load(vec![need()]);
+        let plan = partition.plan_load(vec![need()]).unwrap();
         let loaded = plan.run(&tokio::runtime::Handle::current()).await;
         partition.finish_load(loaded).unwrap();
         let entry = partition.store.peek(0, b"key").unwrap().unwrap();

@@ -37,6 +37,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::lease::Lease;
+use crate::slot::NotOwned;
 
 pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView};
 pub use disk::{Disk, File, RealDisk};
@@ -111,6 +112,9 @@ pub enum JournalError {
     /// The commit cannot be represented.
     #[error("the commit is too large for the journal: {0}")]
     TooLarge(&'static str),
+    /// The record has operations of a shard that is not attached. Nothing was written.
+    #[error("a record for a shard that this process does not have: {0}")]
+    NotOwned(#[from] NotOwned),
     /// Something durable is damaged or missing.
     #[error("the journal is damaged: {}, offset {offset}: {reason}", path.display())]
     Corrupt { path: PathBuf, offset: u64, reason: String },

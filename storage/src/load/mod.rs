@@ -12,7 +12,7 @@ use crate::engine::points::{OnDisk, Point, Points};
 use crate::need::{ElementRange, IndexPiece, Need, Page, Part, PointReads};
 use crate::partition::Partition;
 use crate::shard::Shard;
-use crate::slot::KeyHash;
+use crate::slot::{KeyHash, NotOwned};
 use crate::store::Store;
 use crate::value::{BigStr, Entry, Str, Value, decode_entry};
 use anyhow::{Context, Result};
@@ -82,16 +82,19 @@ pub struct Loaded {
 }
 
 impl Partition {
-    /// Plans to load the needs. Needs of keys of other partitions are left out.
-    pub fn plan_load(&mut self, needs: Vec<Need>) -> LoadPlan {
+    /// Plans to load the needs.
+    ///
+    /// # Errors
+    /// If one is of a key of a shard that is not attached here.
+    pub fn plan_load(&mut self, needs: Vec<Need>) -> Result<LoadPlan, NotOwned> {
         let items = Vec::with_capacity(needs.len());
         let mut plan = LoadPlan { items, reads: PointReads::default(), tries: IN_PLACE };
         for need in needs {
-            if let Some(item) = self.plan_one(need, &mut plan) {
+            if let Some(item) = self.plan_one(need, &mut plan)? {
                 plan.items.push(item);
             }
         }
-        plan
+        Ok(plan)
     }
 
     /// Loads the needs at once, if all their rows are in memory: pending, or in files that the
@@ -107,7 +110,7 @@ impl Partition {
         if !needs.iter().all(is_point) {
             return Err(needs);
         }
-        let plan = self.plan_load(needs.clone());
+        let Ok(plan) = self.plan_load(needs.clone()) else { return Err(needs) };
         if plan.items.iter().all(LoadItem::is_known) && self.finish_load(plan.into_loaded()).is_ok()
         {
             return Ok(());
@@ -115,41 +118,18 @@ impl Partition {
         Err(needs)
     }
 
-    fn plan_one(&mut self, need: Need, plan: &mut LoadPlan) -> Option<LoadItem> {
-        let at = self.store.layout().key_hash(&need.key);
-        let shard = self.shards.get(&self.store.layout().shard_of(at.slot))?;
+    /// Plans to load one need; `None`: its value is not in memory any more, or has no such part.
+    fn plan_one(&mut self, need: Need, plan: &mut LoadPlan) -> Result<Option<LoadItem>, NotOwned> {
+        let Self { store, shards, .. } = self;
+        let at = store.layout().key_hash(&need.key);
+        let shard = shards.get(&store.layout().shard_of(at.slot));
+        let shard = shard.ok_or(NotOwned { slot: at.slot })?;
+        let work = match &need.part {
+            None => Some(meta_of(store, shard, (need.db, at, &need.key), plan)),
+            Some(part) => part_of(store, shard, (need.db, at, &need.key), part, plan),
+        };
         let engine = shard.engine().clone();
-        let Some(part) = &need.part else {
-            let generation = self.store.generation(need.db);
-            let row = match shard.pending_meta(generation, at, &need.key) {
-                Some(value) => RowWork::Known(value.map(Bytes::copy_from_slice)),
-                None => {
-                    let mut key = Vec::new();
-                    RowKey::meta(&mut key, generation, at, &need.key);
-                    plan.look_for(&engine.points(), key)
-                }
-            };
-            return Some(LoadItem { at, engine, work: Work::Meta(row), need });
-        };
-        let layout = self.store.layout().clone();
-        let value = &self.store.entry_for_part(need.db, &need.key)?.value;
-        let version = value.version();
-        let mut head = Vec::new();
-        RowKey::elements(&mut head, at.slot, version);
-        let work = match part {
-            Part::Fields(names) => {
-                let collection = value.collection()?;
-                let elements =
-                    names.iter().map(|n| (n.clone(), collection.element_key(n, &layout)));
-                named(shard, &head, version, elements, plan)
-            }
-            Part::Chunks(chunks) => {
-                let elements = chunks.iter().map(|n| n.to_be_bytes());
-                named(shard, &head, version, elements.map(|n| (n[..].into(), n.to_vec())), plan)
-            }
-            ranged => Work::Range(RangeWork::new(shard, head, version, ranged)?),
-        };
-        Some(LoadItem { need, at, engine, work })
+        Ok(work.map(|work| LoadItem { need, at, engine, work }))
     }
 
     /// Applies loaded rows to the store.
@@ -164,6 +144,9 @@ impl Partition {
     }
 
     fn apply_one(&mut self, need: &Need, at: KeyHash, found: LoadedRows) -> Result<()> {
+        if self.store.lacks(at.slot) {
+            return Err(NotOwned { slot: at.slot }.into());
+        }
         match found {
             LoadedRows::Meta(None) => {
                 self.store.apply_loaded(need.db, Entry::absent(&need.key, at.hash))
@@ -204,6 +187,51 @@ impl Store {
         let unknown = names.filter(|name| !collection.knows(name) && seen.insert(*name));
         unknown.map(Into::into).collect()
     }
+}
+
+/// Returns the read of the meta row of a key.
+fn meta_of(
+    store: &Store,
+    shard: &Shard,
+    (db, at, key): (u32, KeyHash, &[u8]),
+    plan: &mut LoadPlan,
+) -> Work {
+    let generation = store.row_generation(db, shard.id);
+    Work::Meta(match shard.pending_meta(generation, at, key) {
+        Some(value) => RowWork::Known(value.map(Bytes::copy_from_slice)),
+        None => {
+            let mut row = Vec::new();
+            RowKey::meta(&mut row, generation, at, key);
+            plan.look_for(&shard.engine().points(), row)
+        }
+    })
+}
+
+/// Returns the reads of a part of a value, if the value is in memory and has such a part.
+fn part_of(
+    store: &mut Store,
+    shard: &Shard,
+    (db, at, key): (u32, KeyHash, &[u8]),
+    part: &Part,
+    plan: &mut LoadPlan,
+) -> Option<Work> {
+    let layout = store.layout().clone();
+    let value = &store.entry_for_part(db, key)?.value;
+    let version = value.version();
+    let mut head = Vec::new();
+    RowKey::elements(&mut head, at.slot, version);
+    Some(match part {
+        Part::Fields(names) => {
+            let collection = value.collection()?;
+            let elements = names.iter().map(|n| (n.clone(), collection.element_key(n, &layout)));
+            named(shard, &head, version, elements, plan)
+        }
+        Part::Chunks(chunks) => {
+            let elements = chunks.iter().map(|n| n.to_be_bytes());
+            named(shard, &head, version, elements.map(|n| (n[..].into(), n.to_vec())), plan)
+        }
+        ranged => Work::Range(RangeWork::new(shard, head, version, ranged)?),
+    })
 }
 
 /// Returns the reads of some element rows: name and element key of each.

@@ -75,6 +75,8 @@ struct PartialPresence {
 /// See the module's description.
 pub struct Shard {
     pub id: u16,
+    /// Number of its stay in a partition, which attaches it.
+    pub(crate) stay: u64,
     engine: Engine,
     epoch: u64,
     current: Pending,
@@ -133,6 +135,7 @@ impl Shard {
             .and_then(|_| Presence::from_pieces(&control.presence, presence_bytes).map(Arc::new));
         let mut shard = Self {
             id,
+            stay: 0,
             engine,
             epoch,
             current: Pending::default(),
@@ -411,6 +414,7 @@ impl Shard {
     /// Notes that the cut is in the engine, its last batch under `seq`. Returns the cut, to be
     /// dropped elsewhere.
     pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
+        debug_assert!(self.handing.as_ref().is_none_or(|cut| cut.lsn == lsn), "of another cut");
         self.handed = lsn;
         self.blind.applied(lsn);
         let cut = self.handing.take();
@@ -442,6 +446,27 @@ impl Shard {
         for generation in generations {
             self.generations.dead.remove(generation);
         }
+    }
+
+    // ---- moving --------------------------------------------------------------------------------
+
+    /// Returns the greatest lsn that was merged.
+    pub(crate) fn merged(&self) -> Lsn {
+        self.merged
+    }
+
+    /// Returns true while its engine is being opened again.
+    pub(crate) fn is_reopening(&self) -> bool {
+        self.reopening
+    }
+
+    /// Ends what its worker has begun in the background, whose results will not come back: passes
+    /// over blind operations and over the expiry index, and reads for the filter of keys.
+    pub(crate) fn rest(&mut self) {
+        self.abort_pass();
+        self.end_scan(false);
+        self.due_from_ms = 0;
+        self.first_times = None;
     }
 
     // ---- expiry --------------------------------------------------------------------------------

@@ -91,6 +91,17 @@ impl BigKeys {
         }
     }
 
+    /// Drops the keys of some slots.
+    pub(super) fn forget(&mut self, slots: &std::ops::Range<u16>) {
+        for kind in 0..TYPES.len() {
+            let before = self.by_type[kind].len();
+            self.by_type[kind].retain(|seen| !slots.contains(&seen.at.slot));
+            if self.by_type[kind].len() != before {
+                self.settle(kind);
+            }
+        }
+    }
+
     /// Drops the smallest of too many keys of a type, and sets floor and marks.
     fn settle(&mut self, kind: usize) {
         let keys = &mut self.by_type[kind];

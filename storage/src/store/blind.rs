@@ -99,7 +99,7 @@ mod tests {
 
     fn blind() -> Store {
         let mut store = store();
-        store.set_partial(0);
+        (0..2).for_each(|shard| store.take_in(shard, std::iter::once(0)));
         store.allow_blind(2);
         store
     }
@@ -116,7 +116,7 @@ mod tests {
         assert!(set(&mut store, b"a") && set(&mut store, b"b"));
         assert!(!set(&mut store, b"c") && set(&mut store, b"a"));
         assert!(store.exists(0, b"a").is_ok_and(|exists| exists));
-        store.own_shards = vec![9];
+        store.own_none();
         store.confine(crate::Scope::Own);
         store.allow_blind(2);
         assert!(!set(&mut store, b"d"), "the command may not ask for it");

@@ -21,11 +21,6 @@ impl Store {
         self.dbs.iter().position(|db| db.generation == generation).map(|db| db as u32)
     }
 
-    /// Marks a database as having keys that may be on disk only (at the start).
-    pub fn set_partial(&mut self, db: u32) {
-        self.dbs[db as usize].partial = true;
-    }
-
     /// Gives the databases these generations. A database moves to the index of its generation; one
     /// with a new generation is empty. Returns the removed databases, to be dropped elsewhere. The
     /// open round must have no changes.

@@ -19,6 +19,7 @@ mod blind;
 mod databases;
 mod entry_mut;
 mod lending;
+mod own;
 mod read;
 mod rounds;
 mod sample;
@@ -27,17 +28,20 @@ mod stats;
 mod tables;
 mod unit;
 mod versions;
+mod warm;
 
+use crate::attached::AttachedShards;
 use crate::encoding::SourcePosition;
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::presence::Presence;
-use crate::slot::{KeyHash, Layout, sub_table};
-use crate::value::{AccessCounting, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::slot::{KeyHash, Layout, NotOwned, sub_table};
+use crate::value::{AccessCounting, Entry, Hash, KeyBuf, Str, Typed, Value};
 use crate::words::{RemovalCause, RoundWords};
 pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
+pub use own::RemovedEntries;
 pub use sample::{Evictable, Rank, SampledKey};
 pub use scope::Scope;
 pub use stats::StoreStats;
@@ -53,9 +57,6 @@ pub(crate) struct DirtyKey {
     pub(crate) at: KeyHash,
     pub(crate) key: KeyBuf,
 }
-
-/// Elements up to which a collection in use is assumed to be in the processor's caches.
-const IN_CACHE: u64 = 4096;
 
 /// Number of the first round. The number below it marks entries that coordinators store before that
 /// round is closed, so it is not 0: replies do not wait for 0.
@@ -94,8 +95,8 @@ pub struct Store {
     /// Keys that the command may ask for.
     pub(crate) scope: Scope,
     unit: unit::Unit,
-    /// The shards whose keys it owns; none in a workspace.
-    pub(crate) own_shards: Vec<u16>,
+    own: own::OwnShards,
+    attached: Arc<AttachedShards>,
     /// Filter of the keys on disk, by shard, where it is known.
     presence: Vec<Option<Arc<Presence>>>,
     /// Number of keys that may be replaced unseen from now on.
@@ -123,6 +124,16 @@ impl Store {
         generations: &[u32],
         partial: bool,
     ) -> Self {
+        let attached = Arc::new(AttachedShards::new(&layout));
+        Self::sharing((layout, versions, attached), generations, partial)
+    }
+
+    /// Like [`new`](Self::new), with the table of the process's shards.
+    pub(crate) fn sharing(
+        (layout, versions, attached): (Arc<Layout>, Arc<Versions>, Arc<AttachedShards>),
+        generations: &[u32],
+        partial: bool,
+    ) -> Self {
         Self {
             layout,
             versions,
@@ -143,7 +154,8 @@ impl Store {
             hint: None,
             scope: Scope::All,
             unit: unit::Unit::default(),
-            own_shards: Vec::new(),
+            own: own::OwnShards::Any,
+            attached,
             presence: Vec::new(),
             may_replace: 0,
             memory: 0,
@@ -160,7 +172,8 @@ impl Store {
     /// Creates a store for one multi-shard command: it knows only the entries it is lent. The
     /// generations of the databases are those of a lender.
     pub fn workspace(&self, generations: &[u32]) -> Self {
-        Self::new(self.layout.clone(), self.versions.clone(), generations, true)
+        let shared = (self.layout.clone(), self.versions.clone(), self.attached.clone());
+        Self::sharing(shared, generations, true)
     }
 
     // ---- per command -------------------------------------------------------------------------
@@ -220,12 +233,6 @@ impl Store {
     /// Returns the number of databases.
     pub fn databases(&self) -> u32 {
         self.dbs.len() as u32
-    }
-
-    /// Returns true if a key belongs to this store; all keys belong to a workspace.
-    pub fn owns(&self, key: &[u8]) -> bool {
-        let shard = || self.layout.shard_of(crate::slot::slot_of(key));
-        self.own_shards.is_empty() || self.own_shards.contains(&shard())
     }
 
     /// Returns true if the store never held anything.
@@ -409,42 +416,6 @@ impl Store {
         self.entry_for_part(db, key).is_some_and(|e| e.value.require_whole().is_err())
     }
 
-    /// Touches a key's entry and value, so that they are in the processor's caches when the command
-    /// runs.
-    #[inline]
-    pub fn warm(&self, db: u32, at: KeyHash) {
-        if let Some(entry) = self.same_hash(db, at) {
-            std::hint::black_box((entry.round, entry.value.touch()));
-        }
-    }
-
-    /// Returns the hash of a key and its slot, for [`warm`](Self::warm).
-    pub fn key_hash(&self, key: &[u8]) -> KeyHash {
-        self.layout.key_hash(key)
-    }
-
-    fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
-        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
-        table.map.find(at.hash, |e| e.hash == at.hash)
-    }
-
-    /// Touches elements of a key's collection if it is large, and returns their number.
-    pub fn warm_elements<'a>(
-        &self,
-        db: u32,
-        at: KeyHash,
-        wanted: impl Iterator<Item = ElementHint<'a>>,
-    ) -> usize {
-        let collection = self
-            .same_hash(db, at)
-            .and_then(|e| e.value.collection())
-            .filter(|c| c.len() > IN_CACHE);
-        let Some(collection) = collection else { return 0 };
-        let mut count = 0;
-        collection.touch(&mut wanted.inspect(|_| count += 1));
-        count
-    }
-
     // ---- finding -----------------------------------------------------------------------------
 
     /// Finds a key for reading.
@@ -471,7 +442,11 @@ impl Store {
         let (now_ms, due_ms) = (self.now_ms, self.due_ms);
         let table = self.dbs[db as usize].table(at.slot);
         let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
-            if !table.may_exist(key) {
+            let may_exist = table.may_exist(key);
+            if self.lacks(at.slot) {
+                return Err(Fault::NotOwned(NotOwned { slot: at.slot }));
+            }
+            if !may_exist {
                 return Ok(None);
             }
             if self.may_be_stored(db, at) {
@@ -517,22 +492,22 @@ impl Store {
     }
 
     /// Returns true if the key's entry is in memory (or known to be absent, as in a database that
-    /// does not exist).
+    /// does not exist). No key of a shard that is not attached is.
     pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
         let Some(of_db) = self.dbs.get_mut(db as usize) else { return true };
         let table = of_db.table(at.slot);
-        !table.may_exist(key)
-            || table.map.find(at.hash, |e| *e.key == *key).is_some()
-            || !self.may_be_stored(db, at)
+        let may_exist = table.may_exist(key);
+        table.map.find(at.hash, |e| *e.key == *key).is_some()
+            || !self.lacks(at.slot) && (!may_exist || !self.may_be_stored(db, at))
     }
 
     /// Returns true if the journal or the engine may have a key that is not in memory.
     fn may_be_stored(&self, db: u32, at: KeyHash) -> bool {
-        let presence = self.presence.get(usize::from(self.layout.shard_of(at.slot)));
+        let shard = self.layout.shard_of(at.slot);
+        let presence = self.presence.get(usize::from(shard)).and_then(Option::as_ref);
         presence
-            .and_then(Option::as_ref)
-            .is_none_or(|presence| presence.may_hold(self.dbs[db as usize].generation, at.hash48()))
+            .is_none_or(|presence| presence.may_hold(self.row_generation(db, shard), at.hash48()))
     }
 
     /// Returns the round of a key's last write, if its entry is in memory.

@@ -29,7 +29,7 @@ impl Store {
     pub(crate) fn allows(&self, db: u32, at: KeyHash, key: &[u8]) -> bool {
         match &self.scope {
             Scope::All => true,
-            Scope::Own => self.own_shards.contains(&self.layout.shard_of(at.slot)),
+            Scope::Own => self.has_shard_of(at.slot),
             Scope::Keys(keys) => keys.contains(&(db, key.into())),
         }
     }
@@ -78,9 +78,16 @@ pub(crate) mod tests {
     fn keys_of_other_shards_are_missing() {
         let mut store = store();
         let shard = store.layout.shard_of(slot_of(b"k"));
+        store.own_none();
         store.confine(Scope::Own);
         assert!(misses(&mut store, 0, b"k"));
-        store.own_shards = vec![shard];
-        assert!(!misses(&mut store, 0, b"k"));
+        store.confine(Scope::All);
+        assert!(matches!(store.entry(0, b"k"), Err(Fault::NotOwned(_))));
+        assert!(!store.is_hot(0, b"k"));
+        store.take_in(shard, std::iter::empty());
+        for scope in [Scope::Own, Scope::All] {
+            store.confine(scope);
+            assert!(!misses(&mut store, 0, b"k"));
+        }
     }
 }

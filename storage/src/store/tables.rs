@@ -1,9 +1,11 @@
 //! The tables of a store's databases: the entries by slot, and the keys that are not among them.
 
-use crate::slot::{SUB_TABLES, sub_table};
+use super::own::RemovedEntries;
+use crate::slot::{SLOTS, SUB_TABLES, slot_of, sub_table};
 use crate::value::{Entry, KeyBuf};
 use hashbrown::HashTable;
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// A sub-table: the keys of some slots.
 #[derive(Debug, Default)]
@@ -54,8 +56,20 @@ impl SubTable {
         if self.lost.len() < MAX_LOST {
             self.lost.insert(KeyBuf::from_slice(key));
         } else {
-            (self.partial, self.lost) = (true, HashSet::new());
+            self.set_partial();
         }
+    }
+
+    /// Notes that any key that is not in `map` may exist on disk.
+    fn set_partial(&mut self) {
+        (self.partial, self.lost) = (true, HashSet::new());
+    }
+
+    /// Removes the entries of some slots, among those of others.
+    fn remove_some(&mut self, slots: &Range<u16>, removed: &mut Vec<Entry>) {
+        let is_there = |key: &[u8]| slots.contains(&slot_of(key));
+        removed.extend(self.map.extract_if(|entry| is_there(entry.key())));
+        self.lost.retain(|key| !is_there(key));
     }
 
     /// Notes that the state of a key is known.
@@ -64,6 +78,12 @@ impl SubTable {
             self.lost.remove(key);
         }
     }
+}
+
+/// Returns the slots of a sub-table.
+fn slots_of_table(number: usize) -> Range<u16> {
+    let slots = usize::from(SLOTS) / SUB_TABLES;
+    (number * slots) as u16..((number + 1) * slots) as u16
 }
 
 /// A logical database.
@@ -86,6 +106,32 @@ impl Db {
             self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
         }
         &mut self.tables[sub_table(slot)]
+    }
+
+    /// Notes that keys of some slots may be on disk only.
+    pub(super) fn set_partial(&mut self, slots: &Range<u16>) {
+        self.partial = true;
+        if !self.tables.is_empty() && !slots.is_empty() {
+            let tables = sub_table(slots.start)..=sub_table(slots.end - 1);
+            self.tables[tables].iter_mut().for_each(SubTable::set_partial);
+        }
+    }
+
+    /// Removes the entries of some slots.
+    pub(super) fn remove(&mut self, slots: &Range<u16>, removed: &mut RemovedEntries) {
+        if self.tables.is_empty() || slots.is_empty() {
+            return;
+        }
+        for number in sub_table(slots.start)..=sub_table(slots.end - 1) {
+            let table = &mut self.tables[number];
+            let all = slots_of_table(number);
+            if slots.start <= all.start && all.end <= slots.end {
+                let fresh = SubTable { partial: table.partial, ..SubTable::default() };
+                removed.tables.push(std::mem::replace(table, fresh).map);
+            } else {
+                table.remove_some(slots, &mut removed.entries);
+            }
+        }
     }
 }
 

@@ -73,7 +73,7 @@ impl Store {
     /// Notes that a key gets the value of another one; `partial`: not all of it is in memory.
     pub(super) fn note_rename(&mut self, from: (u32, &[u8]), to: (u32, &[u8]), partial: bool) {
         // A workspace opens no unit.
-        if !self.unit.is_open && !self.own_shards.is_empty() {
+        if !self.unit.is_open && !self.is_workspace() {
             return;
         }
         let key = |(db, key): (u32, &[u8])| (db, key.into());

@@ -178,7 +178,7 @@ impl World {
     // ---- commands ----------------------------------------------------------------------------
 
     pub(crate) fn load(&mut self, need: Need) {
-        let plan = self.partition.plan_load(vec![need]);
+        let plan = self.partition.plan_load(vec![need]).unwrap();
         let handle = self.runtime.as_ref().unwrap().handle().clone();
         let loaded = self.block_on(plan.run(&handle));
         self.partition.finish_load(loaded).unwrap();

@@ -1,22 +1,26 @@
 //! The shards of one worker: their hot tier, and the rounds on their way to the journal.
 
+mod attach;
+mod detached;
+
 use crate::commit::{Sealed, split_body};
-use crate::control::{complete_row, presence_key};
 use crate::encoding::{Delta, Library, SourcePosition};
 use crate::engine::Engine;
 use crate::feed::Feed;
 use crate::journal::{Journal, JournalError, Lsn};
-use crate::materialise::hand_over;
 use crate::need::PointReads;
 use crate::presence::Presence;
 use crate::shard::{Cut, OldRows, Reopen, Reopened, Shard};
 use crate::slot::Layout;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::JournaledState;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub use attach::{RefusedShard, ShardRefusal, Stay};
+pub use detached::DetachedShard;
 
 /// The shard that stores the libraries of functions.
 pub const LIBRARIES_SHARD: u16 = 0;
@@ -42,6 +46,8 @@ pub type PassStates = Vec<Option<JournaledState>>;
 pub struct Partition {
     pub store: Store,
     pub shards: BTreeMap<u16, Shard>,
+    /// Number of shards that were attached so far.
+    stays: u64,
     journal: Arc<dyn Journal>,
     feed: Arc<Feed>,
     /// Rounds in the journal that are not yet known to be durable, with their lsn.
@@ -73,12 +79,14 @@ impl Drop for Counting {
 }
 
 impl Partition {
-    pub fn new(mut store: Store, shards: BTreeMap<u16, Shard>, journal: Arc<dyn Journal>) -> Self {
+    /// Creates a partition that has no shard yet.
+    pub fn new(mut store: Store, journal: Arc<dyn Journal>) -> Self {
         let last_lsn = journal.end();
-        store.own_shards = shards.keys().copied().collect();
-        let mut this = Self {
+        store.own_none();
+        Self {
             store,
-            shards,
+            shards: BTreeMap::new(),
+            stays: 0,
             journal,
             feed: Arc::default(),
             rounds: VecDeque::new(),
@@ -90,10 +98,7 @@ impl Partition {
             reads: PointReads::default(),
             counting: Arc::default(),
             reached: None,
-        };
-        this.publish_presence();
-        this.allow_blind();
-        this
+        }
     }
 
     /// Makes its records part of a feed.
@@ -129,8 +134,7 @@ impl Partition {
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
-        let heads = sealed.heads();
-        match self.feed.append(&*self.journal, now_ms, &sealed, &sealed.parts(&heads)) {
+        match self.append(now_ms, &sealed) {
             Ok(lsn) => {
                 for (shard, ops) in &sealed.ops {
                     if let Some(shard) = self.shards.get_mut(shard) {
@@ -148,6 +152,12 @@ impl Partition {
                 Err(FailedRound { error, keys: sealed.keys })
             }
         }
+    }
+
+    fn append(&self, now_ms: u64, sealed: &Sealed) -> Result<Lsn, JournalError> {
+        self.check_own(sealed.ops.keys().copied())?;
+        let heads = sealed.heads();
+        self.feed.append(&*self.journal, now_ms, sealed, &sealed.parts(&heads))
     }
 
     /// Discards a sealed round. The earlier values of its keys are loaded again, and may belong to
@@ -198,8 +208,12 @@ impl Partition {
         }
     }
 
-    /// Puts (`Some`) and deletes libraries of functions in one record. The partition must have the
-    /// shard of the libraries. `words`: the command that does so.
+    /// Puts (`Some`) and deletes libraries of functions in one record. `words`: the command that does
+    /// so.
+    ///
+    /// # Errors
+    /// [`JournalError::NotOwned`] if the partition has not the shard of the libraries; those of an
+    /// append.
     pub fn put_libraries(
         &mut self,
         now_ms: u64,
@@ -225,6 +239,9 @@ impl Partition {
 
     /// Stores a position in the stream of another server, in a record of its own, in the first shard
     /// of this partition.
+    ///
+    /// # Errors
+    /// [`JournalError::NotOwned`] if the partition has no shard; those of an append.
     pub fn put_source(
         &mut self,
         now_ms: u64,
@@ -239,6 +256,7 @@ impl Partition {
 
     /// Appends a record of control rows, and merges it.
     fn put_control(&mut self, now_ms: u64, record: &Sealed) -> Result<Lsn, JournalError> {
+        self.check_own(record.ops.keys().copied())?;
         let body = record.body();
         let lsn = self.feed.append(&*self.journal, now_ms, record, &[&body])?;
         self.merge(lsn, &body);
@@ -270,7 +288,7 @@ impl Partition {
     /// Creates a partition without shards, to leave in place of one that is taken.
     pub fn empty(layout: &Arc<Layout>, journal: &Arc<dyn Journal>) -> Self {
         let store = Store::new(layout.clone(), Arc::new(Versions::new(0)), &[], false);
-        Self::new(store, BTreeMap::new(), journal.clone())
+        Self::new(store, journal.clone())
     }
 
     // ---- holds -------------------------------------------------------------------------------
@@ -331,14 +349,6 @@ impl Partition {
         };
         self.allow_blind();
         read
-    }
-
-    /// Resolves all blind operations of a shard. Must run on the background runtime.
-    async fn resolve_all(&mut self, id: u16) -> Result<()> {
-        let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
-        // A pass that the stop has interrupted is repeated.
-        shard.abort_pass();
-        shard.resolve_all().await
     }
 
     // ---- materialising -----------------------------------------------------------------------
@@ -444,16 +454,14 @@ impl Partition {
 
     /// Returns the number of keys in a slot of the first database.
     pub fn slot_keys(&self, slot: u16) -> u32 {
-        let generation = self.store.generation(0);
         let shard = self.shards.get(&self.store.layout().shard_of(slot));
-        shard.map_or(0, |shard| shard.slot_keys(generation, slot))
+        shard.map_or(0, |shard| shard.slot_keys(self.store.row_generation(0, shard.id), slot))
     }
 
     /// Returns the number of keys, and of keys with an expiry, of a database in these shards.
     pub fn totals(&self, db: u32) -> (u64, u64) {
-        let generation = self.store.generation(db);
         self.shards.values().fold((0, 0), |(keys, expires), shard| {
-            let (k, e) = shard.totals(generation);
+            let (k, e) = shard.totals(self.store.row_generation(db, shard.id));
             (keys + k, expires + e)
         })
     }
@@ -461,48 +469,16 @@ impl Partition {
     /// Stops: hands all pending rows over, flushes and closes the engines. The shard directories
     /// are then complete without the journal; but if a coordinator has not reported the outcome of
     /// its record, possibly older records stay in the journal for the next start to replay.
-    pub async fn close(mut self) -> Result<()> {
+    pub async fn close(self) -> Result<()> {
         if !self.holds.is_empty() {
             tracing::warn!(holds = self.holds.len(), "closing with commits that were not applied");
         }
-        let ids: Vec<u16> = self.shards.keys().copied().collect();
+        let held = self.holds.first().copied().zip(self.holds.last().copied());
         let mut outcome = Ok(());
-        for id in ids {
-            let closed = self.close_shard(id).await.with_context(|| format!("closing shard {id}"));
-            outcome = outcome.and(closed);
+        for (id, shard) in self.shards {
+            let closed = DetachedShard::at_stop(shard, held).close(&self.journal).await;
+            outcome = outcome.and(closed.with_context(|| format!("closing shard {id}")));
         }
         outcome
-    }
-
-    async fn close_shard(&mut self, id: u16) -> Result<()> {
-        if let Some(lsn) = self.shards.get(&id).and_then(Shard::broken) {
-            bail!("the record {lsn} of the journal could not be understood");
-        }
-        self.resolve_all(id).await?;
-        // A hand-over that was interrupted by the stop is repeated: rows are absolute.
-        for _ in 0..2 {
-            self.cut(id);
-            let Some(cut) = self.take_cut(id).or_else(|| self.shards.get(&id)?.handing()) else {
-                continue;
-            };
-            let Some(shard) = self.shards.get_mut(&id) else { continue };
-            let engine = shard.engine().clone();
-            let seq = hand_over(engine, self.journal.clone(), cut.clone()).await?;
-            shard.handed_over(cut.lsn, seq);
-        }
-        let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
-        let engine = shard.engine().clone();
-        if self.holds.is_empty() {
-            if let Some(presence) = shard.presence() {
-                for (layer, piece, value) in presence.pieces() {
-                    engine.write(vec![(presence_key(layer, piece), Some(value.into()))]).await?;
-                }
-            }
-            let complete = complete_row(self.journal.end(), self.journal.epoch());
-            engine.write(vec![complete]).await?;
-        }
-        engine.flush().await?;
-        self.observe_flushed();
-        engine.close().await
     }
 }

@@ -1,0 +1,140 @@
+//! The shards of a process: which are attached to one of its partitions, and which generations their
+//! rows have.
+//!
+//! A database is known in memory by one generation, the same in all stores of a process. Servers of
+//! a cluster flush separately, so rows of a shard that comes from another one may have a different
+//! generation. This table has those that differ: none, in a process that alone has all shards.
+
+use crate::slot::{Layout, NotOwned};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// State of one shard.
+#[derive(Debug, Default)]
+struct AttachedShard {
+    is_attached: AtomicBool,
+    /// A database's generation in memory, and in its low half that of its rows in this shard; 0: all
+    /// databases have the same in both.
+    rows: AtomicU64,
+}
+
+/// See the module's description. The worker of a shard changes its state while nothing else runs
+/// there; other workers learn of it by the locks that this worker grants.
+#[derive(Debug)]
+pub struct AttachedShards {
+    shards: Box<[AttachedShard]>,
+    /// True once rows of any shard had another generation than their database.
+    differ: AtomicBool,
+}
+
+impl AttachedShards {
+    /// Creates the table of a layout of which no shard is attached.
+    pub fn new(layout: &Layout) -> Self {
+        let shards = (0..layout.shards).map(|_| AttachedShard::default()).collect();
+        Self { shards, differ: AtomicBool::new(false) }
+    }
+
+    fn of(&self, shard: u16) -> Option<&AttachedShard> {
+        self.shards.get(usize::from(shard))
+    }
+
+    /// Returns true if a shard is attached to any partition.
+    pub fn has(&self, shard: u16) -> bool {
+        self.of(shard).is_some_and(|of| of.is_attached.load(Ordering::Acquire))
+    }
+
+    /// Returns the attached shards, ascending.
+    pub fn ids(&self) -> impl Iterator<Item = u16> {
+        (0..self.shards.len() as u16).filter(|shard| self.has(*shard))
+    }
+
+    /// Returns true if a row may have another generation than its database.
+    #[inline]
+    pub(crate) fn differ(&self) -> bool {
+        self.differ.load(Ordering::Relaxed)
+    }
+
+    /// Returns the generation that the rows of a database have in a shard. `generation`: that of the
+    /// database in memory.
+    #[inline]
+    pub fn row_generation(&self, generation: u32, shard: u16) -> u32 {
+        if self.differ() { self.other_generation(generation, shard) } else { generation }
+    }
+
+    #[cold]
+    fn other_generation(&self, generation: u32, shard: u16) -> u32 {
+        let rows = self.of(shard).map_or(0, |of| of.rows.load(Ordering::Acquire));
+        if (rows >> 32) as u32 == generation { rows as u32 } else { generation }
+    }
+
+    /// Checks that records may have operations of these shards.
+    ///
+    /// # Errors
+    /// The first slot of one that is not attached.
+    pub fn check(
+        &self,
+        layout: &Layout,
+        shards: impl IntoIterator<Item = u16>,
+    ) -> Result<(), NotOwned> {
+        match shards.into_iter().find(|shard| !self.has(*shard)) {
+            None => Ok(()),
+            Some(shard) => Err(layout.not_owned(shard)),
+        }
+    }
+
+    /// Notes a shard as attached; `rows`: a database's generation in memory and in the rows, if they
+    /// differ. Returns false if it was attached before.
+    pub(crate) fn attach(&self, shard: u16, rows: Option<(u32, u32)>) -> bool {
+        let Some(of) = self.of(shard) else { return false };
+        if of.is_attached.load(Ordering::Acquire) {
+            return false;
+        }
+        let pair = rows.map_or(0, |(memory, rows)| u64::from(memory) << 32 | u64::from(rows));
+        of.rows.store(pair, Ordering::Release);
+        if pair != 0 {
+            self.differ.store(true, Ordering::Relaxed);
+        }
+        !of.is_attached.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes a shard as detached.
+    pub(crate) fn detach(&self, shard: u16) {
+        if let Some(of) = self.of(shard) {
+            of.is_attached.store(false, Ordering::Release);
+            of.rows.store(0, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { shards: 3, seed: 1 };
+
+    #[test]
+    fn a_shard_is_attached_once() {
+        let attached = AttachedShards::new(&LAYOUT);
+        assert!(attached.attach(1, None) && !attached.attach(1, None) && !attached.attach(3, None));
+        assert!(attached.attach(2, None));
+        assert_eq!(attached.ids().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(attached.check(&LAYOUT, [1, 2]), Ok(()));
+        assert_eq!(attached.check(&LAYOUT, [2, 0]), Err(NotOwned { slot: 0 }));
+        attached.detach(1);
+        assert!(!attached.has(1) && attached.has(2));
+        assert_eq!(attached.check(&LAYOUT, [1]), Err(NotOwned { slot: 5462 }));
+        assert!(attached.attach(1, None));
+    }
+
+    #[test]
+    fn rows_of_a_shard_have_its_generation_until_the_database_has_another() {
+        let attached = AttachedShards::new(&LAYOUT);
+        attached.attach(0, None);
+        assert!(!attached.differ());
+        attached.attach(1, Some((7, 3)));
+        let of = |generation| [0, 1, 2, 9].map(|shard| attached.row_generation(generation, shard));
+        assert_eq!(of(7), [7, 3, 7, 7]);
+        assert_eq!(of(8), [8; 4], "the database was flushed here");
+        attached.detach(1);
+        assert_eq!(of(7), [7; 4]);
+    }
+}

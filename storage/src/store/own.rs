@@ -1,0 +1,142 @@
+//! The shards whose keys a store has, how they come and go, and the generations of their rows.
+
+use super::{Db, Store};
+use crate::attached::AttachedShards;
+use crate::value::Entry;
+use hashbrown::HashTable;
+use std::sync::Arc;
+
+/// The shards whose keys a store has.
+#[derive(Debug)]
+pub(crate) enum OwnShards {
+    /// Those of any: a workspace knows only what it is lent.
+    Any,
+    /// Those for which this is true, by number.
+    Listed(Vec<bool>),
+}
+
+impl OwnShards {
+    #[inline]
+    fn has(&self, shard: u16) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Listed(shards) => shards.get(usize::from(shard)).is_some_and(|own| *own),
+        }
+    }
+}
+
+/// Entries of a shard that was detached, to be dropped elsewhere: there may be many.
+#[derive(Debug, Default)]
+pub struct RemovedEntries {
+    pub(super) tables: Vec<HashTable<Entry>>,
+    pub(super) entries: Vec<Entry>,
+}
+
+impl RemovedEntries {
+    /// Returns their number.
+    pub fn len(&self) -> usize {
+        self.tables.iter().map(HashTable::len).sum::<usize>() + self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the memory that the store has counted for them, in bytes.
+    fn counted(&self) -> usize {
+        let all = self.tables.iter().flatten().chain(&self.entries);
+        all.map(|entry| entry.counted).sum()
+    }
+}
+
+impl Store {
+    /// Returns true if a key belongs to this store; all keys belong to a workspace.
+    pub fn owns(&self, key: &[u8]) -> bool {
+        !self.lacks(crate::slot::slot_of(key))
+    }
+
+    /// Returns true if the shard of a slot is not attached here. A workspace lacks none.
+    #[inline]
+    pub(crate) fn lacks(&self, slot: u16) -> bool {
+        match &self.own {
+            OwnShards::Any => false,
+            own @ OwnShards::Listed(_) => !own.has(self.layout.shard_of(slot)),
+        }
+    }
+
+    /// Returns true if it has the shard of a slot. A workspace has none.
+    #[inline]
+    pub(super) fn has_shard_of(&self, slot: u16) -> bool {
+        !self.is_workspace() && self.own.has(self.layout.shard_of(slot))
+    }
+
+    /// Returns true if this store knows only what it is lent.
+    pub(super) fn is_workspace(&self) -> bool {
+        matches!(self.own, OwnShards::Any)
+    }
+
+    /// Makes this the store of a partition that has no shard yet.
+    pub(crate) fn own_none(&mut self) {
+        self.own = OwnShards::Listed(vec![false; usize::from(self.layout.shards)]);
+    }
+
+    /// Returns the shards of the process.
+    pub fn attached(&self) -> &Arc<AttachedShards> {
+        &self.attached
+    }
+
+    /// Takes a shard in. `has_keys`: the databases of which it may have keys.
+    pub(crate) fn take_in(&mut self, shard: u16, has_keys: impl Iterator<Item = u32>) {
+        if let OwnShards::Listed(shards) = &mut self.own
+            && let Some(own) = shards.get_mut(usize::from(shard))
+        {
+            *own = true;
+        }
+        let slots = self.layout.slots_of(shard);
+        for db in has_keys {
+            self.dbs[db as usize].set_partial(&slots);
+        }
+    }
+
+    /// Gives a shard away: its entries leave the memory. The open round must have no changes.
+    pub(crate) fn give_away(&mut self, shard: u16) -> RemovedEntries {
+        debug_assert!(self.dirty.is_empty(), "changes of a shard are lost");
+        if let OwnShards::Listed(shards) = &mut self.own
+            && let Some(own) = shards.get_mut(usize::from(shard))
+        {
+            *own = false;
+        }
+        let slots = self.layout.slots_of(shard);
+        let mut removed = RemovedEntries::default();
+        self.dbs.iter_mut().for_each(|db| Db::remove(db, &slots, &mut removed));
+        self.memory = self.memory.saturating_sub(removed.counted());
+        self.tombstones.retain(|(_, key)| !slots.contains(&key.at.slot));
+        self.large.retain(|key| !slots.contains(&key.at.slot));
+        self.big.forget(&slots);
+        self.set_presence(shard, None);
+        removed
+    }
+
+    // ---- generations -------------------------------------------------------------------------
+
+    /// Returns the generation that the rows of a database have in a shard. The database's own
+    /// ([`generation`](Self::generation)) names it in memory.
+    #[inline]
+    pub fn row_generation(&self, db: u32, shard: u16) -> u32 {
+        self.attached.row_generation(self.generation(db), shard)
+    }
+
+    /// Returns the database whose rows have a generation now, in the shard of a key.
+    pub fn db_of_row(&self, generation: u32, key: &[u8]) -> Option<u32> {
+        if !self.attached.differ() {
+            return self.db_of(generation);
+        }
+        let shard = self.layout.shard_of(crate::slot::slot_of(key));
+        (0..self.databases()).find(|db| self.row_generation(*db, shard) == generation)
+    }
+
+    /// Returns the generations that the rows of all databases have in a shard.
+    pub(crate) fn row_generations(&self, shard: u16) -> Vec<u32> {
+        (0..self.databases()).map(|db| self.row_generation(db, shard)).collect()
+    }
+}

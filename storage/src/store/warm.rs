@@ -1,0 +1,46 @@
+//! Touching entries and elements ahead of the commands that look them up.
+
+use super::Store;
+use crate::slot::{KeyHash, sub_table};
+use crate::value::{ElementHint, Entry};
+
+/// Elements up to which a collection in use is assumed to be in the processor's caches.
+const IN_CACHE: u64 = 4096;
+
+impl Store {
+    /// Touches a key's entry and value, so that they are in the processor's caches when the command
+    /// runs.
+    #[inline]
+    pub fn warm(&self, db: u32, at: KeyHash) {
+        if let Some(entry) = self.same_hash(db, at) {
+            std::hint::black_box((entry.round, entry.value.touch()));
+        }
+    }
+
+    /// Returns the hash of a key and its slot, for [`warm`](Self::warm).
+    pub fn key_hash(&self, key: &[u8]) -> KeyHash {
+        self.layout.key_hash(key)
+    }
+
+    fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
+        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
+        table.map.find(at.hash, |e| e.hash == at.hash)
+    }
+
+    /// Touches elements of a key's collection if it is large, and returns their number.
+    pub fn warm_elements<'a>(
+        &self,
+        db: u32,
+        at: KeyHash,
+        wanted: impl Iterator<Item = ElementHint<'a>>,
+    ) -> usize {
+        let collection = self
+            .same_hash(db, at)
+            .and_then(|e| e.value.collection())
+            .filter(|c| c.len() > IN_CACHE);
+        let Some(collection) = collection else { return 0 };
+        let mut count = 0;
+        collection.touch(&mut wanted.inspect(|_| count += 1));
+        count
+    }
+}
