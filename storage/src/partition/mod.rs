@@ -2,6 +2,8 @@
 
 mod attach;
 mod detached;
+#[cfg(test)]
+mod tests;
 
 use crate::commit::{Sealed, split_body};
 use crate::encoding::{Delta, Library, SourcePosition};

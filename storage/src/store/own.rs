@@ -140,3 +140,85 @@ impl Store {
         (0..self.databases()).map(|db| self.row_generation(db, shard)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::{Layout, slot_of};
+    use crate::store::Versions;
+    use crate::value::{Str, Value};
+
+    /// Returns a store that has all of three shards, which share sub-tables.
+    fn store() -> Store {
+        let layout = Arc::new(Layout { shards: 3, seed: 1 });
+        let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
+        store.own_none();
+        (0..3).for_each(|shard| store.take_in(shard, std::iter::empty()));
+        store.begin(1, true);
+        store
+    }
+
+    fn names() -> impl Iterator<Item = Vec<u8>> {
+        (0..3000u32).map(|n| n.to_string().into_bytes())
+    }
+
+    fn set(store: &mut Store, db: u32, key: &[u8], value: &[u8]) {
+        store.entry_mut(db, key).unwrap().value = Value::Str(Str::new(value));
+    }
+
+    #[test]
+    fn the_entries_of_a_shard_leave_and_those_of_others_stay() {
+        let mut store = store();
+        let layout = store.layout.clone();
+        let is_there = |key: &[u8]| layout.shard_of(slot_of(key)) != 1;
+        let large = || (3000..3040u32).map(|n| n.to_string().into_bytes());
+        for (n, key) in names().enumerate() {
+            set(&mut store, n as u32 % 2, &key, &vec![0; n]);
+        }
+        large().for_each(|key| set(&mut store, 0, &key, &vec![0; 300_000]));
+        store.seal();
+        for (n, key) in names().enumerate().step_by(7) {
+            assert!(store.remove(n as u32 % 2, &key).unwrap());
+        }
+        store.seal();
+        let of_big =
+            |store: &mut Store| store.big_keys().iter().filter(|big| !is_there(&big.key)).count();
+        assert!(of_big(&mut store) > 0 && !store.large.is_empty() && !store.tombstones.is_empty());
+        let removed = store.give_away(1);
+        let gone = names().chain(large()).filter(|key| !is_there(key)).count();
+        assert_eq!(removed.len(), gone);
+        assert!(
+            !removed.tables.is_empty() && !removed.entries.is_empty(),
+            "whole tables and parts"
+        );
+        assert_eq!(of_big(&mut store), 0);
+        assert!(store.large.iter().all(|key| is_there(&key.key)) && !store.large.is_empty());
+        let mut entries = 0;
+        let counted: usize = store.lent().inspect(|_| entries += 1).map(|(_, e)| e.counted).sum();
+        assert_eq!((entries, store.memory()), (3040 - gone, counted));
+        store.settle(u64::MAX);
+        let live = names().enumerate().filter(|(n, key)| n % 7 != 0 && is_there(key));
+        for (n, key) in live {
+            assert!(store.exists(n as u32 % 2, &key).unwrap(), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_shard_that_comes_back_has_keys_that_are_not_in_memory() {
+        let mut store = store();
+        names().for_each(|key| set(&mut store, 0, &key, b"v"));
+        store.seal();
+        store.settle(u64::MAX);
+        drop(store.give_away(1));
+        store.take_in(1, std::iter::once(0));
+        let layout = store.layout.clone();
+        for (n, key) in names().enumerate() {
+            let missing = store.exists(0, &key).is_err();
+            assert_eq!(missing, layout.shard_of(slot_of(&key)) == 1, "{n}");
+        }
+        let unknown = |n: u32| format!("unknown{n}").into_bytes();
+        let far = |key: &Vec<u8>| layout.shard_of(slot_of(key)) == 2 && slot_of(key) > 12_000;
+        let other = (0..).map(unknown).find(far).unwrap();
+        assert!(!store.exists(0, &other).unwrap(), "what others have is known");
+    }
+}
