@@ -542,3 +542,7 @@ impl Drop for PidFile {
         let _ = std::fs::remove_file(&self.0);
     }
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -87,6 +87,12 @@ impl WatchTable {
         }
     }
 
+    /// Marks all watchers of these keys, which are somewhere else from now on.
+    pub(crate) fn touch_where(&self, is_gone: impl Fn(&[u8]) -> bool) {
+        let gone = self.keys.values().flatten().filter(|(key, _)| is_gone(key));
+        gone.flat_map(|(_, watchers)| watchers).for_each(|watcher| watcher.watch.mark());
+    }
+
     /// Returns the watched keys of a database.
     pub(crate) fn keys_of(&self, db: u32) -> impl Iterator<Item = &[u8]> {
         self.keys.get(&db).into_iter().flat_map(|keys| keys.keys().map(|key| &**key))
@@ -133,6 +139,16 @@ mod tests {
         table.add(&key("b"), &third, true);
         table.touch_all(0, |_| false);
         assert!(third.is_dirty() && !second.is_dirty());
+    }
+
+    #[test]
+    fn whoever_watches_a_key_that_is_gone_is_marked() {
+        let (first, second): (Arc<Watch>, Arc<Watch>) = Default::default();
+        let mut table = WatchTable::default();
+        table.add(&key("a"), &first, false);
+        table.add(&key("b"), &second, true);
+        table.touch_where(|key| key == b"a");
+        assert!(first.is_dirty() && !second.is_dirty());
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl QueuedWaiters {
         one.into_iter().chain(other).min_by_key(|waiter| waiter.id)
     }
 
+    /// Returns them, in any order.
+    fn iter(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.one.iter().chain(self.others.values())
+    }
+
     /// Returns the number of the last one; 0 if there is none.
     fn last(&self) -> u64 {
         let one = self.one.as_ref().map_or(0, |one| one.id);
@@ -289,6 +294,19 @@ impl WaitTable {
         next
     }
 
+    /// Returns the waiters of some keys, each with its key.
+    pub(crate) fn waiting_for(&self, is_it: impl Fn(&[u8]) -> bool) -> Vec<(Arc<Waiter>, Key)> {
+        let of_db = |(db, queues): (&u32, &HashMap<Box<[u8]>, Queue>)| {
+            let db = *db;
+            let found = queues.iter().filter(|(key, _)| is_it(key));
+            let found = found.flat_map(move |(key, queue)| {
+                queue.waiters.iter().map(move |waiter| (waiter.clone(), (db, key.clone())))
+            });
+            found.collect::<Vec<_>>()
+        };
+        self.queues.iter().flat_map(of_db).collect()
+    }
+
     /// Returns the first waiter of a key.
     pub(crate) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
         let queue = self.queues.get(db)?.get(key)?;
@@ -380,6 +398,21 @@ mod tests {
         table.remove(&b, &b.keys);
         assert!(table.is_empty());
         assert_eq!(table.len(), (0, 0));
+    }
+
+    #[test]
+    fn waiters_are_found_by_their_keys() {
+        let a = waiter(1, &["x", "y"], Awaited::List);
+        let b = waiter(2, &["y"], Awaited::List);
+        let table = table(&[&a, &b]);
+        let found = |name: &str| {
+            let found = table.waiting_for(|key| key == name.as_bytes());
+            assert!(found.iter().all(|(_, of)| *of == key(name)));
+            let mut ids: Vec<u64> = found.iter().map(|(waiter, _)| waiter.id).collect();
+            ids.sort_unstable();
+            ids
+        };
+        assert_eq!([found("x"), found("y"), found("z")], [vec![1], vec![1, 2], vec![]]);
     }
 
     #[test]

@@ -116,11 +116,29 @@ impl Table {
         if self.keys.is_empty() || (self.keys.len() <= max_keys && self.bytes <= max_bytes) {
             return None;
         }
-        let at = rand::random_range(0..self.keys.len());
-        let (key, readers) = self.keys.swap_remove_index(at)?;
+        let removed = self.keys.swap_remove_index(rand::random_range(0..self.keys.len()))?;
+        Some(self.uncount(removed))
+    }
+
+    /// Removes and returns keys with their readers.
+    pub(crate) fn take_where(
+        &mut self,
+        is_gone: impl Fn(&[u8]) -> bool,
+    ) -> Vec<(Box<[u8]>, Vec<u64>)> {
+        let names: Vec<Box<[u8]>> = self.keys.keys().filter(|key| is_gone(key)).cloned().collect();
+        let mut gone = Vec::with_capacity(names.len());
+        for name in names {
+            let removed = self.keys.swap_remove_entry(&name);
+            gone.extend(removed.map(|removed| self.uncount(removed)));
+        }
+        gone
+    }
+
+    /// Notes that a key was removed, and returns it with its readers.
+    fn uncount(&mut self, (key, readers): (Box<[u8]>, Readers)) -> (Box<[u8]>, Vec<u64>) {
         self.bytes -= weight(&key, readers.len());
         self.reads -= readers.len();
-        Some((key, readers.iter().map(|reader| reader.client).collect()))
+        (key, readers.iter().map(|reader| reader.client).collect())
     }
 
     pub(crate) fn clear(&mut self) {
@@ -156,6 +174,18 @@ mod tests {
         assert_eq!((table.len(), table.reads()), (1, 1));
         assert_eq!(table.take(b"other", 9, nobody), [1]);
         assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn keys_that_are_gone_leave_with_their_readers() {
+        let mut table = Table::default();
+        for (key, client) in [(&b"a"[..], 1), (b"b", 1), (b"a", 2), (b"c", 3)] {
+            table.add(key, client, 0, everybody);
+        }
+        let mut gone = table.take_where(|key| key != b"b");
+        gone.sort();
+        assert_eq!(gone, [(b"a"[..].into(), vec![1, 2]), (b"c"[..].into(), vec![3])]);
+        assert_eq!((table.len(), table.reads(), table.bytes), (1, 1, weight(b"b", 1)));
     }
 
     #[test]

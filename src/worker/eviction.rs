@@ -79,7 +79,8 @@ impl EvictionRule {
 struct Walk {
     /// Number of the pair of a shard and a database.
     place: usize,
-    cursor: Option<Cursor>,
+    /// The shard of this pair, and the position in it.
+    cursor: Option<(u16, Cursor)>,
     /// Positions in the shards' expiry indexes.
     times: HashMap<u16, DueCursor>,
 }
@@ -332,8 +333,9 @@ impl Worker {
     /// Reads further rows of the beginning of a shard's expiry index; returns false if they cannot
     /// be read.
     async fn read_first_times(&self, shard: u16) -> bool {
+        let stay = self.partition.borrow().stay(shard);
         let plan = self.partition.borrow_mut().plan_first_times(shard);
-        let Some((plan, reaches)) = plan else { return false };
+        let (Some(stay), Some((plan, reaches))) = (stay, plan) else { return false };
         let read = match self.node.background.spawn(plan.run()).await {
             Ok(Ok((rows, rest))) => Some((rows, rest.or(reaches))),
             Ok(Err(error)) => {
@@ -342,6 +344,9 @@ impl Worker {
             }
             Err(_) => None,
         };
+        if !self.is_here(stay) {
+            return false;
+        }
         let is_read = read.is_some();
         self.partition.borrow_mut().end_first_times(shard, read);
         is_read
@@ -382,13 +387,15 @@ impl Worker {
                 (walk.place, walk.cursor) = (place, None);
             }
             let (db, shard) = ((place % databases) as u32, ids[place / databases]);
-            (db, shard, walk.cursor.unwrap_or(Cursor::START))
+            // A shard that has come or gone since may have changed the numbers of the others.
+            let from = walk.cursor.filter(|(of, _)| *of == shard);
+            (db, shard, from.map_or(Cursor::START, |(_, from)| from))
         };
         let plan = self.partition.borrow().plan_scan(db, shard, from, PAGE);
         let Some(plan) = plan else { return Vec::new() };
         let Ok(Ok(page)) = self.node.background.spawn(plan.run()).await else { return Vec::new() };
         let mut walk = self.evictor.walk.borrow_mut();
-        walk.cursor = page.next;
+        walk.cursor = page.next.map(|next| (shard, next));
         if page.next.is_none() {
             walk.place += 1;
         }

@@ -3,7 +3,9 @@
 
 use super::rounds::Shown;
 use super::{FinishedCommand, Worker};
-use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, Route};
+use crate::command::{
+    Answer, Command, Invocation, Outcome, OwnedCommand, Request, RoundError, Route,
+};
 use crate::node::limits;
 use crate::unit::said;
 use flagstone_commands::{Block, Ctx, Stop, flag};
@@ -256,14 +258,6 @@ impl Worker {
                 out.truncate(mark);
                 empty = Some(block);
             }
-            Err(Stop::Error(text)) => self.replace_by_error(command, &text, out, mark),
-            // The store returns this fault to units only.
-            Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED.as_bytes(), out, mark),
-            Err(Stop::NotOwned(what)) => {
-                let error = self.node.not_owned(what);
-                ended = error.outcome;
-                self.replace_by_error(command, error.text.as_bytes(), out, mark);
-            }
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // Entries that it has met may have expired.
@@ -271,6 +265,7 @@ impl Worker {
                 self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, run).into());
             }
+            Err(stop) => ended = self.replace_by_error(command, stop, out, mark),
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.has_to_commit());
         if request.track && empty.is_none() {
@@ -299,11 +294,27 @@ impl Worker {
 }
 
 impl Worker {
-    /// Replaces the output of a command behind `mark` by an error, and counts it.
-    fn replace_by_error(&self, command: &Command, text: &[u8], out: &mut Reply, mark: usize) {
-        self.stats().failed(command, text);
+    /// Replaces the output of a command behind `mark` by its error, and counts it.
+    fn replace_by_error(
+        &self,
+        command: &Command,
+        stop: Stop,
+        out: &mut Reply,
+        mark: usize,
+    ) -> Outcome {
+        let (text, outcome) = match stop {
+            Stop::Error(text) => (text, Outcome::Failed),
+            Stop::NotOwned(what) => {
+                let RoundError { text, outcome } = self.node.not_owned(what);
+                (text.into(), outcome)
+            }
+            // The store returns this fault to units only; the others are no errors.
+            Stop::Unsettled | Stop::Miss(_) | Stop::Block(_) => (UNSETTLED.into(), Outcome::Failed),
+        };
+        self.stats().failed(command, &text);
         out.truncate(mark);
-        out.error(text);
+        out.error(&*text);
+        outcome
     }
 
     /// Returns the result of a command that has run in place.

@@ -164,6 +164,12 @@ impl HotKeys {
         }
     }
 
+    /// Forgets keys that are gone.
+    pub(super) fn forget(&self, is_gone: impl Fn(&[u8]) -> bool) {
+        self.counts.borrow_mut().0.retain(|counted| !is_gone(&counted.key));
+        self.last.borrow_mut().retain(|hot| !is_gone(&hot.key));
+    }
+
     /// Returns the most frequent keys of the last full window.
     pub(crate) fn last(&self) -> Vec<HotKey> {
         self.last.borrow().clone()
@@ -212,6 +218,11 @@ mod tests {
         sampler.turn(5000 + WINDOW.as_millis() as u64);
         let per_second = due as f64 * f64::from(SAMPLED) / WINDOW.as_secs_f64();
         assert_eq!(sampler.last(), [HotKey { db: 0, key: (*b"key").into(), per_second }]);
+        run(&sampler, 1000);
+        sampler.forget(|key| key == b"other");
+        assert_eq!(sampler.last().len(), 1);
+        sampler.forget(|key| key == b"key");
+        assert_eq!(sampler.last(), []);
         sampler.turn(5000 + 2 * WINDOW.as_millis() as u64);
         assert_eq!(sampler.last(), [], "nobody has named it since");
     }

@@ -8,11 +8,13 @@
 
 use super::stall::EngineWatch;
 use super::{LockKey, Worker};
+use flagstone_storage::engine::Engine;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::materialise::{hand_over, sweep};
+use flagstone_storage::partition::{Partition, Stay};
 use flagstone_storage::scan::{DueCursor, DueExpiry};
-use flagstone_storage::shard::Cut;
+use flagstone_storage::shard::{Cut, Shard};
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -67,13 +69,27 @@ pub(super) struct ShardJob {
 /// The background jobs of a worker's shards.
 #[derive(Default)]
 pub(super) struct Passes {
-    /// State by shard.
-    pub(super) jobs: RefCell<HashMap<u16, ShardJob>>,
+    /// State of each shard that is here. A task that comes back for one that has left, or has come
+    /// again since, finds none.
+    pub(super) jobs: RefCell<HashMap<Stay, ShardJob>>,
     /// Notified when a pass over blind operations ends.
     pub(super) ended: Notify,
 }
 
+/// Returns a shard that is still here.
+fn shard_at(partition: &mut Partition, stay: Stay) -> Option<&mut Shard> {
+    if !partition.is_here(stay) {
+        return None;
+    }
+    partition.shards.get_mut(&stay.shard)
+}
+
 impl Worker {
+    /// Returns true if a shard has not left since.
+    pub(super) fn is_here(&self, stay: Stay) -> bool {
+        self.partition.borrow().is_here(stay)
+    }
+
     /// Starts hand-overs, flushes and sweeps of the shards, until the worker ends.
     pub(crate) async fn run_materialiser(self: Rc<Self>) {
         loop {
@@ -83,11 +99,11 @@ impl Worker {
             }
             self.partition.borrow_mut().observe_flushed();
             self.share_memory();
-            let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
-            for id in ids {
-                self.reopen_if_closed(id);
-                self.tend(id);
-                self.resolve(id, false);
+            let stays: Vec<Stay> = self.partition.borrow().stays().collect();
+            for stay in stays {
+                self.reopen_if_closed(stay);
+                self.tend(stay);
+                self.resolve(stay, false);
             }
             self.watch_shards();
             self.publish_pressure();
@@ -95,8 +111,9 @@ impl Worker {
     }
 
     /// Starts a job for a shard if one is due.
-    fn tend(self: &Rc<Self>, id: u16) {
+    fn tend(self: &Rc<Self>, stay: Stay) {
         let mut partition = self.partition.borrow_mut();
+        let id = stay.shard;
         let Some(shard) = partition.shards.get(&id) else { return };
         let interval = Duration::from_millis(self.settings().handover_interval_ms);
         let share = self.shard_share(partition.shards.len());
@@ -114,13 +131,13 @@ impl Worker {
             LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
         }
         let mut all = self.passes.jobs.borrow_mut();
-        let job = all.entry(id).or_default();
+        let job = all.entry(stay).or_default();
         if !job.scanning
             && let Some((presence, engine, dead)) = partition.begin_scan(id)
         {
             job.scanning = true;
             let scan = async move { presence.scan(&engine, &dead).await };
-            tokio::task::spawn_local(self.clone().scan_keys(id, scan));
+            tokio::task::spawn_local(self.clone().scan_keys(stay, scan));
         }
         if job.busy {
             return;
@@ -130,7 +147,7 @@ impl Worker {
         if let Some(cut) = again().or_else(|| partition.take_cut(id)) {
             job.busy = true;
             job.handing = Some(cut.lsn);
-            tokio::task::spawn_local(self.clone().hand_over(id, cut));
+            tokio::task::spawn_local(self.clone().hand_over(stay, cut));
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
@@ -138,14 +155,14 @@ impl Worker {
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
                 job.flushing = true;
-                tokio::task::spawn_local(self.clone().flush(id));
+                tokio::task::spawn_local(self.clone().flush(stay));
             }
             Some(_) => {}
             None if shard.may_sweep()
                 && job.swept.is_none_or(|at| at.elapsed() >= SWEEP_PERIOD) =>
             {
                 job.busy = true;
-                tokio::task::spawn_local(self.clone().sweep(id));
+                tokio::task::spawn_local(self.clone().sweep(stay));
             }
             None => {}
         }
@@ -159,13 +176,17 @@ impl Worker {
         bytes > most / 8 * eighths || self.node.unflushed_ops() > REPLAYED_OPS / 8 * eighths
     }
 
-    async fn hand_over(self: Rc<Self>, id: u16, cut: Arc<Cut>) {
-        let Some(engine) = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone())
-        else {
-            return;
-        };
+    /// Returns the engine of a shard that is still here.
+    fn engine_of(&self, stay: Stay) -> Option<Engine> {
+        let partition = self.partition.borrow();
+        let shard = partition.shards.get(&stay.shard).filter(|_| partition.is_here(stay))?;
+        Some(shard.engine().clone())
+    }
+
+    async fn hand_over(self: Rc<Self>, stay: Stay, cut: Arc<Cut>) {
+        let Some(engine) = self.engine_of(stay) else { return };
         let mut handed = None;
-        while handed.is_none() && engine.closed().is_none() {
+        while handed.is_none() && engine.closed().is_none() && self.is_here(stay) {
             let job = hand_over(engine.clone(), self.node.journal.clone(), cut.clone());
             let outcome = match self.node.background.spawn(job).await {
                 Ok(Ok(seq)) => {
@@ -177,7 +198,7 @@ impl Worker {
                 Err(_) => return,
             };
             let failed = outcome.is_some();
-            self.note_outcome(id, outcome);
+            self.note_outcome(stay, outcome);
             if failed {
                 tokio::time::sleep(RETRY).await;
             }
@@ -187,25 +208,26 @@ impl Worker {
         if let Some(seq) = handed {
             let begun = Instant::now();
             let mut partition = self.partition.borrow_mut();
-            let freed = partition.shards.get_mut(&id).and_then(|s| s.handed_over(lsn, seq));
+            let shard = shard_at(&mut partition, stay);
+            let freed = shard.and_then(|shard| shard.handed_over(lsn, seq));
             drop(partition);
             LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
             self.node.background.spawn_blocking(move || drop(freed));
         }
-        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.busy = false;
             job.handing = None;
         }
     }
 
     /// Records the end of a hand-over or a flush. An error is logged once, until one succeeds.
-    fn note_outcome(&self, id: u16, error: Option<String>) {
+    fn note_outcome(&self, stay: Stay, error: Option<String>) {
         let mut jobs = self.passes.jobs.borrow_mut();
-        let Some(job) = jobs.get_mut(&id) else { return };
+        let Some(job) = jobs.get_mut(&stay) else { return };
         if let Some(error) = &error
             && job.watched.error.is_none()
         {
-            tracing::error!(shard = id, "{error}; trying again");
+            tracing::error!(shard = stay.shard, "{error}; trying again");
         }
         job.watched.error = error;
     }
@@ -213,41 +235,44 @@ impl Worker {
     /// Reads the keys of a shard into a filter.
     async fn scan_keys(
         self: Rc<Self>,
-        id: u16,
+        stay: Stay,
         scan: impl Future<Output = anyhow::Result<()>> + Send + 'static,
     ) {
         // The runtime may be shutting down.
         let Ok(scanned) = self.node.background.spawn(scan).await else { return };
-        self.partition.borrow_mut().end_scan(id, scanned.is_ok());
+        if !self.is_here(stay) {
+            return;
+        }
+        self.partition.borrow_mut().end_scan(stay.shard, scanned.is_ok());
         if let Err(error) = scanned {
-            self.tell_unreadable(&format!("the keys of shard {id}, for their filter"), &error);
+            let what = format!("the keys of shard {}, for their filter", stay.shard);
+            self.tell_unreadable(&what, &error);
             tokio::time::sleep(RETRY).await;
         }
-        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.scanning = false;
         }
     }
 
-    async fn flush(self: Rc<Self>, id: u16) {
-        let engine = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone());
-        if let Some(engine) = engine {
+    async fn flush(self: Rc<Self>, stay: Stay) {
+        if let Some(engine) = self.engine_of(stay) {
             let flushed = self.node.background.spawn(async move { engine.flush().await }).await;
             if let Ok(flushed) = flushed {
                 let error = flushed.err().map(|error| format!("{error:#}"));
                 let failed = error.is_some();
-                self.note_outcome(id, error);
+                self.note_outcome(stay, error);
                 if failed {
                     tokio::time::sleep(RETRY).await;
                 }
             }
         }
-        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.flushing = false;
         }
     }
 
-    async fn sweep(self: Rc<Self>, id: u16) {
-        let plan = self.partition.borrow().shards.get(&id).map(|shard| {
+    async fn sweep(self: Rc<Self>, stay: Stay) {
+        let plan = shard_at(&mut self.partition.borrow_mut(), stay).map(|shard| {
             (shard.engine().clone(), shard.generations().dead.iter().copied().collect::<Vec<_>>())
         });
         let mut more = false;
@@ -256,17 +281,20 @@ impl Worker {
             match self.node.background.spawn(job).await {
                 Ok(Ok((swept, rest))) => {
                     more = rest;
-                    if let Some(shard) = self.partition.borrow_mut().shards.get_mut(&id) {
+                    if let Some(shard) = shard_at(&mut self.partition.borrow_mut(), stay) {
                         shard.swept(&swept);
                     }
                 }
-                Ok(Err(error)) => {
-                    self.tell_unreadable(&format!("sweeping dead rows of shard {id}"), &error);
+                Ok(Err(error)) if self.is_here(stay) => {
+                    let what = format!("sweeping dead rows of shard {}", stay.shard);
+                    self.tell_unreadable(&what, &error);
                 }
+                // The engine may be closed elsewhere.
+                Ok(Err(_)) => {}
                 Err(_) => return,
             }
         }
-        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.busy = false;
             job.swept = (!more).then(Instant::now);
         }
@@ -289,9 +317,9 @@ impl Worker {
     /// stalled: at 1 an engine flushes nothing more.
     fn level0_use(&self) -> f64 {
         let (partition, jobs) = (self.partition.borrow(), self.passes.jobs.borrow());
-        let works = |id: &u16| jobs.get(id).is_none_or(|job| !job.watched.is_stalled());
-        let shards = partition.shards.iter().filter(|(id, _)| works(id));
-        shards.map(|(_, shard)| shard.engine().level0_use()).fold(0.0, f64::max)
+        let works = |stay: &Stay| jobs.get(stay).is_none_or(|job| !job.watched.is_stalled());
+        let shards = partition.stays().filter(works).map(|stay| &partition.shards[&stay.shard]);
+        shards.map(|shard| shard.engine().level0_use()).fold(0.0, f64::max)
     }
 
     fn publish_pressure(&self) {

@@ -10,6 +10,7 @@
 
 mod account;
 mod ahead;
+mod attach;
 mod batch;
 mod buffers;
 mod cpu_wait;

@@ -68,6 +68,15 @@ impl Worker {
         self.show_tracking();
     }
 
+    /// Discards the recorded reads of keys that are gone, and tells their readers.
+    pub(super) fn forget_reads_of(&self, is_gone: impl Fn(&[u8]) -> bool) {
+        let gone = self.observers.tracking.borrow_mut().take_where(is_gone);
+        let settings = self.settings();
+        let audience = self.node.audience(&settings);
+        gone.iter().for_each(|(key, readers)| audience.invalidate(key, readers));
+        self.show_tracking();
+    }
+
     /// Tells the readers of a key that a command has changed it.
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
         // No client has caused an expiry.

@@ -4,43 +4,48 @@
 use super::Worker;
 use super::materialise::RETRY;
 use flagstone_storage::OldRows;
-use flagstone_storage::partition::PassStates;
+use flagstone_storage::partition::{PassStates, Stay};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 impl Worker {
     /// Starts a pass for a shard if one is due; `all`: it is due if anything is unresolved.
-    pub(super) fn resolve(self: &Rc<Self>, id: u16, all: bool) {
+    pub(super) fn resolve(self: &Rc<Self>, stay: Stay, all: bool) {
         let mut jobs = self.passes.jobs.borrow_mut();
-        let job = jobs.entry(id).or_default();
+        let job = jobs.entry(stay).or_default();
         if job.resolving {
             return;
         }
-        if let Some(rows) = self.partition.borrow_mut().begin_pass(id, all) {
+        if let Some(rows) = self.partition.borrow_mut().begin_pass(stay.shard, all) {
             job.resolving = true;
-            tokio::task::spawn_local(self.clone().run_passes(id, rows));
+            tokio::task::spawn_local(self.clone().run_passes(stay, rows));
         }
     }
 
     /// Runs passes of a shard as long as they are due.
-    async fn run_passes(self: Rc<Self>, id: u16, rows: OldRows) {
+    async fn run_passes(self: Rc<Self>, stay: Stay, rows: OldRows) {
         let mut next = Some(rows);
         while let Some(rows) = next.take() {
             // The runtime may be shutting down: the pass is repeated when the shard is closed.
             let Ok(read) = self.node.background.spawn(rows.read()).await else { return };
             self.stats().engine.passes.fetch_add(1, Ordering::Relaxed);
-            let error = match self.end_pass(id, read) {
+            if !self.is_here(stay) {
+                // Its operations are resolved where it is now.
+                break;
+            }
+            let error = match self.end_pass(stay.shard, read) {
                 Ok(due) => {
                     next = due;
                     None
                 }
                 Err(error) => {
-                    self.tell_unreadable(&format!("replaced rows of shard {id}"), &error);
+                    let what = format!("replaced rows of shard {}", stay.shard);
+                    self.tell_unreadable(&what, &error);
                     Some(format!("ERR the data could not be read: {error:#}"))
                 }
             };
             let has_failed = error.is_some();
-            if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+            if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
                 job.unresolvable = error;
             }
             self.passes.ended.notify_waiters();
@@ -48,7 +53,7 @@ impl Worker {
                 tokio::time::sleep(RETRY).await;
             }
         }
-        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.resolving = false;
         }
         self.passes.ended.notify_waiters();
@@ -77,10 +82,10 @@ impl Worker {
             return Ok(());
         }
         let _counting = self.partition.borrow_mut().begin_counting();
-        let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
         while self.partition.borrow().unresolved() > 0 {
             let ended = self.passes.ended.notified();
-            ids.iter().for_each(|id| self.resolve(*id, true));
+            let stays: Vec<Stay> = self.partition.borrow().stays().collect();
+            stays.into_iter().for_each(|stay| self.resolve(stay, true));
             if let Some(error) = self.unresolvable() {
                 return Err(error);
             }

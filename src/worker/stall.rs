@@ -4,6 +4,7 @@
 use super::Worker;
 use crate::stalls::Stall;
 use flagstone_storage::engine::{Closed, Engine};
+use flagstone_storage::partition::Stay;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -109,8 +110,9 @@ impl Worker {
         let partition = self.partition.borrow();
         let mut jobs = self.passes.jobs.borrow_mut();
         let durable = self.node.journal.durable();
-        for (id, shard) in &partition.shards {
-            let job = jobs.entry(*id).or_default();
+        for stay in partition.stays() {
+            let (id, shard) = (stay.shard, &partition.shards[&stay.shard]);
+            let job = jobs.entry(stay).or_default();
             // A hand-over waits for the journal first.
             let hands = job.handing.is_some_and(|lsn| lsn <= durable);
             let waits = hands || job.flushing;
@@ -133,7 +135,7 @@ impl Worker {
                     None => tracing::info!(shard = id, "the shard stores rows again"),
                 }
             }
-            self.node.health.stalls.set(*id, stall.as_ref(), shard.pending_bytes() as u64);
+            self.node.health.stalls.set(id, stall.as_ref(), shard.pending_bytes() as u64);
             job.watched.stall = stall;
         }
         let limit = self.node.pending_limit();
@@ -158,26 +160,28 @@ impl Worker {
     }
 
     /// Opens the engine of a shard again, if it has closed itself and no job is running.
-    pub(super) fn reopen_if_closed(self: &Rc<Self>, id: u16) {
+    pub(super) fn reopen_if_closed(self: &Rc<Self>, stay: Stay) {
         let mut partition = self.partition.borrow_mut();
         let mut jobs = self.passes.jobs.borrow_mut();
-        let job = jobs.entry(id).or_default();
-        let Some(shard) = partition.shards.get(&id) else { return };
+        let job = jobs.entry(stay).or_default();
+        let Some(shard) = partition.shards.get(&stay.shard) else { return };
         let is_due = job.watched.reopen_at.is_none_or(|at| at <= Instant::now());
         if job.busy || job.flushing || !is_due || shard.engine().closed() != Some(Closed::Failed) {
             return;
         }
-        if let Some(plan) = partition.reopen(id) {
+        if let Some(plan) = partition.reopen(stay.shard) {
             job.busy = true;
-            tokio::task::spawn_local(self.clone().reopen(id, plan));
+            tokio::task::spawn_local(self.clone().reopen(stay, plan));
         }
     }
 
-    async fn reopen(self: Rc<Self>, id: u16, plan: flagstone_storage::shard::Reopen) {
+    async fn reopen(self: Rc<Self>, stay: Stay, plan: flagstone_storage::shard::Reopen) {
         // The runtime may be shutting down.
         let Ok(done) = self.node.background.spawn(plan.run()).await else { return };
+        let id = stay.shard;
         let mut jobs = self.passes.jobs.borrow_mut();
-        let job = jobs.entry(id).or_default();
+        // The shard has not left: none does while its engine is opened.
+        let Some(job) = jobs.get_mut(&stay) else { return };
         job.busy = false;
         match done {
             Ok(reopened) => {

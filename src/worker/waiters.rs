@@ -175,7 +175,7 @@ impl Worker {
         });
     }
 
-    fn count_awaited(&self) {
+    pub(super) fn count_awaited(&self) {
         let (keys, absent) = self.waiters.table.borrow().len();
         self.stats().audience.awaited_keys.store(keys as u64, Ordering::Relaxed);
         self.stats().audience.awaited_absent_keys.store(absent as u64, Ordering::Relaxed);

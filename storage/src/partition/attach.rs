@@ -116,6 +116,11 @@ impl Partition {
         self.shards.get(&shard).map(|of| Stay { shard, number: of.stay })
     }
 
+    /// Returns the present stays of all shards, ascending by shard.
+    pub fn stays(&self) -> impl Iterator<Item = Stay> {
+        self.shards.iter().map(|(shard, of)| Stay { shard: *shard, number: of.stay })
+    }
+
     /// Returns true if a shard has not left since.
     pub fn is_here(&self, stay: Stay) -> bool {
         self.stay(stay.shard) == Some(stay)

@@ -11,7 +11,8 @@ impl Store {
         self.dbs.iter().map(|db| db.generation).collect()
     }
 
-    /// Returns the generation of a database.
+    /// Returns the generation that names a database in memory; see
+    /// [`row_generation`](Self::row_generation) for that of its rows.
     pub fn generation(&self, db: u32) -> u32 {
         self.dbs[db as usize].generation
     }

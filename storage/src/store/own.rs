@@ -193,6 +193,7 @@ mod tests {
         );
         assert_eq!(of_big(&mut store), 0);
         assert!(store.large.iter().all(|key| is_there(&key.key)) && !store.large.is_empty());
+        assert!(store.tombstones.iter().all(|(_, key)| is_there(&key.key)));
         let mut entries = 0;
         let counted: usize = store.lent().inspect(|_| entries += 1).map(|(_, e)| e.counted).sum();
         assert_eq!((entries, store.memory()), (3040 - gone, counted));

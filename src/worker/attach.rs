@@ -1,0 +1,95 @@
+//! Shards come to a worker, and leave it, while it runs.
+//!
+//! Both take the barrier of the worker, so no command of it is under way, and close the open round.
+//! Dropping the future gives the barrier up, and nothing has changed.
+
+use super::{Lock, Worker};
+use crate::command::{Answer, Outcome, Patience};
+use flagstone_storage::partition::{DetachedShard, RefusedShard, ShardRefusal};
+use flagstone_storage::shard::Shard;
+use flagstone_storage::slot::slot_of;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+impl Worker {
+    /// Takes a shard in: its keys may be asked for from now on.
+    ///
+    /// # Errors
+    /// If it may not be attached; it is returned.
+    pub async fn attach_shard(self: &Rc<Self>, shard: Shard) -> Result<(), Box<RefusedShard>> {
+        let _whole = self.whole().await;
+        // No generation of a flush was ever used in the shard.
+        let next = u64::from(shard.generations().next);
+        self.node.next_generation.fetch_max(next, Ordering::Relaxed);
+        self.commit();
+        self.partition.borrow_mut().attach(shard)?;
+        // What it shows may have to become durable with this round.
+        self.commit_soon();
+        Ok(())
+    }
+
+    /// Gives a shard away, which the caller flushes and closes, or attaches again. `elsewhere`:
+    /// returns the error text for a client that waits for a key of one of its slots. Watched keys
+    /// count as changed, and tracked keys are invalidated. Commands that come later, or have waited
+    /// for the barrier, end with [`Node::not_owned`](crate::node::Node::not_owned).
+    ///
+    /// # Errors
+    /// If it may not be detached; it stays.
+    pub async fn detach_shard(
+        self: &Rc<Self>,
+        id: u16,
+        elsewhere: impl Fn(u16) -> String,
+    ) -> Result<DetachedShard, ShardRefusal> {
+        let _whole = self.whole().await;
+        self.commit();
+        let mut partition = self.partition.borrow_mut();
+        let stay = partition.stay(id).ok_or(ShardRefusal::NotHere)?;
+        let mut detached = partition.detach(id)?;
+        drop(partition);
+        self.passes.jobs.borrow_mut().remove(&stay);
+        // Who waits for exact counters looks at the other shards.
+        self.passes.ended.notify_waiters();
+        self.node.health.stalls.set(id, None, 0);
+        let entries = detached.take_entries();
+        self.node.background.spawn_blocking(move || drop(entries));
+        let slots = self.node.layout.slots_of(id);
+        let is_gone = |key: &[u8]| slots.contains(&slot_of(key));
+        self.observers.watching.borrow().touch_where(is_gone);
+        self.forget_reads_of(is_gone);
+        self.hot_keys.forget(is_gone);
+        self.end_waiters(is_gone, elsewhere);
+        Ok(detached)
+    }
+
+    /// Locks the whole worker.
+    async fn whole(self: &Rc<Self>) -> Lock {
+        let (lock, granted) = self.lock_all(Patience::Endless);
+        // Endless patience is not refused.
+        let _ = granted.await;
+        lock
+    }
+
+    /// Ends the waits for keys that are gone.
+    fn end_waiters(
+        self: &Rc<Self>,
+        is_gone: impl Fn(&[u8]) -> bool,
+        elsewhere: impl Fn(u16) -> String,
+    ) {
+        let waiting = self.waiters.table.borrow().waiting_for(is_gone);
+        for (waiter, key) in waiting {
+            if waiter.turn.claim(self.id) {
+                let command = &waiter.command;
+                let text = elsewhere(slot_of(&key.1));
+                self.stats().refused(Some(command.command), text.as_bytes());
+                let mut answer = Answer::failed(command.request.proto, text);
+                answer.outcome = Outcome::Refused;
+                waiter.turn.serve(answer);
+            }
+            // Another worker may be serving it: then this one looks again if there is nothing.
+            if waiter.turn.is_over() {
+                self.waiters.table.borrow_mut().remove(&waiter, std::slice::from_ref(&key));
+            }
+        }
+        self.count_awaited();
+    }
+}
