@@ -10,6 +10,7 @@ use rand::{RngExt, SeedableRng};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Time after which a reply is given up.
 const SOON: Duration = Duration::from_secs(20);
@@ -338,8 +339,7 @@ fn commands_behind_the_barrier_end_with_an_error_or_run() {
             client.send(&line);
             clients.push(client);
         }
-        let parked =
-            || server.node.figures.stats[1].parked.load(std::sync::atomic::Ordering::Relaxed);
+        let parked = || server.node.figures.stats[1].parked.load(Ordering::Relaxed);
         let begun = std::time::Instant::now();
         while parked() < 4 {
             assert!(begun.elapsed() < SOON);
@@ -369,7 +369,11 @@ fn a_flush_is_of_the_shards_that_are_here() {
     }
     let detached = server.detach(1);
     assert_eq!(client.ask("FLUSHALL"), "+OK");
+    // As in a process that knows of no flush of the shard.
+    let next = server.node.next_generation.swap(1, Ordering::Relaxed);
     server.attach(detached);
+    assert!((2..=next).contains(&server.node.next_generation.load(Ordering::Relaxed)));
+    server.node.next_generation.store(next, Ordering::Relaxed);
     let detached = server.detach(2);
     let all = |client: &mut TestClient| {
         keys.iter().map(|key| client.ask(&format!("GET {key}"))).collect::<Vec<_>>()
@@ -388,6 +392,8 @@ fn a_flush_is_of_the_shards_that_are_here() {
     assert_eq!(client.ask("EXEC"), ":1 +OK +OK");
     assert_eq!(all(&mut client), ["$-1", "3", "$-1", "$-1"]);
     assert_eq!(client.ask("DBSIZE"), ":1");
+    let counted = |worker: Rc<Worker>| async move { worker.partition.borrow().data_set().keys };
+    assert_eq!(server.on(0, counted) + server.on(1, counted), 1, "the dead are not counted");
     drop(client);
     assert_eq!(server.end(), 1);
 }
@@ -431,9 +437,9 @@ fn nothing_is_lost_however_often_shards_move_under_load() {
         .flat_map(|shard| (0..KEYS).map(move |n| (shard, n)))
         .map(|(s, n)| server.key(s, n))
         .collect();
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let over = AtomicBool::new(false);
     let begun = std::time::Instant::now();
-    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed) || begun.elapsed() > 3 * SOON;
+    let is_over = || over.load(Ordering::Relaxed) || begun.elapsed() > 3 * SOON;
     let write = |seed: u64| {
         let mut draw = StdRng::seed_from_u64(seed);
         let mut client = server.client();
@@ -485,7 +491,7 @@ fn nothing_is_lost_however_often_shards_move_under_load() {
             server.attach(detached);
             std::thread::sleep(Duration::from_millis(draw.random_range(0..30)));
         }
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        over.store(true, Ordering::Relaxed);
         let refused: usize = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
         assert!(refused > 0, "no command has met a shard that was away");
     });

@@ -9,7 +9,7 @@
 //! ever new keys, because others change the values that determine them, gets a hold on every worker
 //! in the end.
 
-use super::holds::{Changed, Record, borrow, hand_back, hold_all, release};
+use super::holds::{Changed, Record, append, borrow, hand_back, hold_all, release};
 use super::units::{lose, run_detached};
 use super::{databases, permits};
 use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundError, Route};
@@ -19,7 +19,6 @@ use crate::transaction;
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop, said};
 use crate::worker::{
     Coordinated, CoordinatorRequest, FinishedCommand, LockKey, News, Ran, Shown, Worker, changer,
-    refusal,
 };
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::Store;
@@ -408,25 +407,17 @@ fn commit(
 ) -> Result<Option<Record>, RoundError> {
     let mut sealed = space.seal();
     if let Some((before, now)) = databases {
-        databases::seal(space, &mut sealed, before, now);
+        databases::seal(space.attached(), &mut sealed, before, now);
     }
     space.seal_source(&mut sealed);
     if sealed.is_empty() {
         return Ok(None);
     }
-    let shards = sealed.ops.keys().copied();
-    let checked = space.attached().check(&node.layout, shards);
-    checked.map_err(|what| refusal(&what.into()))?;
     let body = sealed.body();
-    let now_ms = node.clock.now_ms();
-    match node.followers.feed.append(&*node.journal, now_ms, &sealed, &[&body]) {
-        Ok(lsn) => {
-            let reached = sealed.source.into_iter();
-            reached.for_each(|position| node.health.replica.reached(position, lsn));
-            Ok(Some((lsn, Arc::new(body))))
-        }
-        Err(error) => Err(refusal(&error)),
-    }
+    let lsn = append(node, space.attached(), &sealed, &body)?;
+    let reached = sealed.source.into_iter();
+    reached.for_each(|position| node.health.replica.reached(position, lsn));
+    Ok(Some((lsn, Arc::new(body))))
 }
 
 /// Acquires all locks in the workers' order, and collects the lent entries in a workspace.

@@ -6,12 +6,13 @@
 
 use super::call::{CallOutcome, CallStop};
 use super::coordinator::Coordination;
-use super::holds::{Changed, hand_back, hold_all, release};
+use super::holds::{Changed, append, hand_back, hold_all, release};
 use crate::command::{Command, Patience, Request};
 use crate::node::Node;
 use crate::unit::said::words_of;
-use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
+use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
 use flagstone_commands::ErrorText;
+use flagstone_storage::attached::AttachedShards;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
 use flagstone_storage::words::RoundWords;
@@ -206,14 +207,11 @@ async fn change_now(
     make(node, &mut now);
     let mut sealed = Sealed::default();
     sealed.words = words;
-    seal(&worker.partition.borrow().store, &mut sealed, &before, &now);
+    let attached = worker.partition.borrow().store.attached().clone();
+    seal(&attached, &mut sealed, &before, &now);
     let body = sealed.body();
     let appended = match load_watched(worker, &before, &now, HashSet::new()).await {
-        Ok(()) => node
-            .followers
-            .feed
-            .append(&*node.journal, node.clock.now_ms(), &sealed, &[&body])
-            .map_err(|error| refusal(&error)),
+        Ok(()) => append(node, &attached, &sealed, &body),
         Err(text) => Err(text.into()),
     };
     let lsn = match appended {
@@ -231,10 +229,9 @@ async fn change_now(
     Ok(())
 }
 
-/// Adds the new generations of the databases to a record, for each shard of this process. `store`:
-/// any of its stores. Every worker is held, so no shard comes or goes.
-pub(super) fn seal(store: &Store, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
-    let attached = store.attached();
+/// Adds the new generations of the databases to a record, for each shard of this process. Every
+/// worker is held, so no shard comes or goes.
+pub(super) fn seal(attached: &AttachedShards, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
     let dead = before.iter().copied().filter(|generation| !now.contains(generation));
     for shard in attached.ids() {
         let of_rows = |generation| attached.row_generation(generation, shard);

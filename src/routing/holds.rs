@@ -4,8 +4,10 @@
 use super::coordinator::{Coordination, Requirements};
 use crate::command::RoundError;
 use crate::node::Node;
-use crate::worker::{Acquire, Apply, Grant, LockKey, Message, Worker};
-use flagstone_storage::journal::Lsn;
+use crate::worker::{Acquire, Apply, Grant, LockKey, Message, Worker, refusal};
+use flagstone_storage::attached::AttachedShards;
+use flagstone_storage::commit::Sealed;
+use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::{Entry, Store};
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
@@ -132,6 +134,20 @@ pub(super) fn loans(held: &Coordination) -> BTreeMap<usize, Apply> {
         (worker, Apply { hold, client, keep: true, ..Apply::default() })
     };
     held.holds.iter().map(loan).collect()
+}
+
+/// Appends a coordinator's record, whose body is `body`. It may have operations only of shards that
+/// are attached to a worker of this process.
+pub(super) fn append(
+    node: &Node,
+    attached: &AttachedShards,
+    sealed: &Sealed,
+    body: &[u8],
+) -> Result<Lsn, RoundError> {
+    let checked = attached.check(&node.layout, sealed.ops.keys().copied());
+    let now_ms = node.clock.now_ms();
+    let append = || node.followers.feed.append(&*node.journal, now_ms, sealed, &[body]);
+    checked.map_err(JournalError::from).and_then(|()| append()).map_err(|error| refusal(&error))
 }
 
 /// Outcome of the changes.
