@@ -52,6 +52,12 @@ impl Reopen {
         if self.engine.closed() == Some(Closed::Fenced) {
             bail!("another process has opened it: only a restart helps");
         }
+        if self.lacks_records {
+            bail!(
+                "records that it lacks are in the journals of other servers: restart this one, and the \
+                 shard is taken from these again"
+            );
+        }
         let mut turn = self.engine.turn().await;
         // Records that the new engine has not flushed must stay in the journal until it was given
         // them.

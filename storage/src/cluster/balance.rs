@@ -27,24 +27,41 @@ impl Allotment {
 }
 
 impl ClusterMap {
-    /// Returns the allotments of all open lives, in the order of the lives. Targets differ by one
-    /// at most, and their sum is the number of shards. Lives with the most shards have the greater
-    /// targets, so that few shards move; of those with as many, the earliest.
+    /// Returns the allotments of all open lives, in the order of the lives. The sum of the targets is
+    /// the number of shards. A life to which more shards are pinned than an even share has these as its
+    /// target; those of the others differ by one at most, and those of lives that leave are 0. Lives
+    /// with the most shards have the greater targets, so that few shards move; of those with as many,
+    /// the earliest.
     pub fn balance(&self) -> Vec<Allotment> {
         let open = self.members.iter().filter(|member| member.state == MemberState::Open);
-        let of = |life: Life| {
-            let will_have = self.shards.iter().filter(|s| s.moving_to.or(s.owner) == Some(life));
-            Allotment { life, shards: will_have.count(), target: 0 }
+        let (leaving, staying): (Vec<_>, Vec<_>) = open.partition(|member| member.leaving);
+        let mut even: Vec<_> = staying.iter().map(|member| self.allotment(member.life)).collect();
+        let mut all: Vec<_> = leaving.iter().map(|member| self.allotment(member.life).0).collect();
+        let mut left = self.shards.len();
+        let (each, rest) = loop {
+            let lives = even.len().max(1);
+            let (each, rest) = (left / lives, left % lives);
+            let Some(at) = even.iter().position(|(_, pinned)| *pinned > each) else {
+                break (each, rest);
+            };
+            let (one, pinned) = even.swap_remove(at);
+            left -= pinned;
+            all.push(Allotment { target: pinned, ..one });
         };
-        let mut all: Vec<Allotment> = open.map(|member| of(member.life)).collect();
-        let lives = all.len().max(1);
-        let (each, rest) = (self.shards.len() / lives, self.shards.len() % lives);
-        all.sort_by_key(|one| (Reverse(one.shards), one.life));
-        for (at, one) in all.iter_mut().enumerate() {
-            one.target = each + usize::from(at < rest);
-        }
+        even.sort_by_key(|(one, _)| (Reverse(one.shards), one.life));
+        all.extend(even.into_iter().enumerate().map(|(at, (one, _))| {
+            let target = each + usize::from(at < rest);
+            Allotment { target, ..one }
+        }));
         all.sort_by_key(|one| one.life);
         all
+    }
+
+    /// Returns the allotment of a life, without its target, and the number of its pinned shards.
+    fn allotment(&self, life: Life) -> (Allotment, usize) {
+        let will_have = self.shards.iter().filter(|s| s.moving_to.or(s.owner) == Some(life));
+        let pinned = will_have.clone().filter(|shard| shard.is_pinned).count();
+        (Allotment { life, shards: will_have.count(), target: 0 }, pinned)
     }
 
     /// Returns the number of shards that a life should have; 0 if it is not open.

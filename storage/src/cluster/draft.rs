@@ -31,6 +31,8 @@ pub enum MapRefusal {
     NoHeir(u16),
     #[error("life {0} owns shards")]
     OwnsShards(Life),
+    #[error("life {0} leaves the cluster, and gets no shards")]
+    Leaving(Life),
     #[error("the map is so already")]
     NoChange,
     #[error("the map is full: it has {0} lives, and forgets those only that no list names")]
@@ -91,8 +93,15 @@ impl MapDraft {
         if shards == 0 || lease_ms == 0 {
             return Err(MapRefusal::NoSettings);
         }
-        let parked =
-            |id| MapShard { id, owner: None, journals: Vec::new(), since: 1, moving_to: None };
+        let parked = |id| MapShard {
+            id,
+            owner: None,
+            journals: Vec::new(),
+            since: 1,
+            is_begun: false,
+            moving_to: None,
+            is_pinned: false,
+        };
         Ok(Self {
             map: ClusterMap {
                 format: FORMAT,
@@ -131,7 +140,8 @@ impl MapDraft {
         }
         let life = Life(self.map.next_life);
         self.map.next_life += 1;
-        self.map.members.push(MapMember { node, life, state: MemberState::Open, address });
+        let (state, leaving) = (MemberState::Open, false);
+        self.map.members.push(MapMember { node, life, state, leaving, address });
         let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
         let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
         for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
@@ -168,9 +178,7 @@ impl MapDraft {
         for (shard, heir) in heirs {
             self.inherit(*shard, *heir);
         }
-        for shard in self.map.shards.iter_mut().filter(|shard| shard.owner == Some(life)) {
-            shard.moving_to = None;
-        }
+        self.end_wishes(|shard| shard.owner == Some(life));
         Ok(())
     }
 
@@ -187,6 +195,7 @@ impl MapDraft {
             return Err(MapRefusal::NoChange);
         }
         self.hand_over(shard, Some(to), vec![to]);
+        self.map.shards[usize::from(shard)].is_begun = true;
         Ok(())
     }
 
@@ -197,6 +206,7 @@ impl MapDraft {
     pub fn park(&mut self, shard: u16, from: Life) -> Result<(), MapRefusal> {
         self.owned(shard, from)?;
         self.hand_over(shard, None, Vec::new());
+        self.map.shards[usize::from(shard)].is_begun = true;
         Ok(())
     }
 
@@ -213,36 +223,55 @@ impl MapDraft {
         Ok(())
     }
 
-    /// Asks the owner of a shard to give it to `to`; `None`: to keep it.
+    /// Asks the owner of a shard to give it to `to`, or to keep it if that is the owner; balance leaves
+    /// it there. `None`: ends such a wish, and balance may move the shard.
     ///
     /// # Errors
-    /// If nobody owns the shard, if `to` is not open or the owner, or if it was asked so before.
+    /// If nobody owns the shard, if `to` is not open, or leaves, or if it was asked so before.
     pub fn want_move(&mut self, shard: u16, to: Option<Life>) -> Result<(), MapRefusal> {
         let entry = self.entry(shard)?;
         if let Some(to) = to {
             self.open(to)?;
+            if self.map.member(to).is_some_and(|member| member.leaving) {
+                return Err(MapRefusal::Leaving(to));
+            }
             if entry.owner.is_none() {
                 return Err(MapRefusal::Parked(shard));
             }
         }
-        if entry.moving_to == to || entry.owner == to {
+        let wish = (to.filter(|to| entry.owner != Some(*to)), to.is_some());
+        if (entry.moving_to, entry.is_pinned) == wish {
             return Err(MapRefusal::NoChange);
         }
-        self.map.shards[usize::from(shard)].moving_to = to;
+        let entry = &mut self.map.shards[usize::from(shard)];
+        (entry.moving_to, entry.is_pinned) = wish;
         Ok(())
     }
 
-    /// Takes all journals before the owner's from the list of a shard. The owner asks for it, and
-    /// its engine has all records of the shard in them (rule 24).
+    /// Notes that the owner's engine has all records of a shard in the journals before its own: they
+    /// leave the list (rule 24), and the engine's files must be there from now on.
     ///
     /// # Errors
-    /// If `life` does not own it, or if no other journal is listed.
-    pub fn unlist(&mut self, shard: u16, life: Life) -> Result<(), MapRefusal> {
+    /// If `life` does not own it, or if no other journal is listed, and the shard is begun.
+    pub fn note_flushed(&mut self, shard: u16, life: Life) -> Result<(), MapRefusal> {
         self.owned(shard, life)?;
-        if self.entry(shard)?.journals.len() == 1 {
+        let entry = &mut self.map.shards[usize::from(shard)];
+        if entry.journals.len() == 1 && entry.is_begun {
             return Err(MapRefusal::NoChange);
         }
-        self.map.shards[usize::from(shard)].journals = vec![life];
+        (entry.journals, entry.is_begun) = (vec![life], true);
+        Ok(())
+    }
+
+    /// Notes that a life is to own nothing any more: it gives its shards away, and gets no others.
+    ///
+    /// # Errors
+    /// If it is not open, or leaves already.
+    pub fn leave(&mut self, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        let member = self.map.members.iter_mut().find(|m| m.life == life && !m.leaving);
+        member.ok_or(MapRefusal::NoChange)?.leaving = true;
+        self.end_wishes(|shard| shard.moving_to == Some(life));
         Ok(())
     }
 
@@ -317,8 +346,13 @@ impl MapDraft {
     /// Ends a life: nothing moves to it any more.
     fn end(&mut self, life: Life, state: MemberState) {
         self.map.members.iter_mut().filter(|m| m.life == life).for_each(|m| m.state = state);
-        for shard in self.map.shards.iter_mut().filter(|shard| shard.moving_to == Some(life)) {
-            shard.moving_to = None;
+        self.end_wishes(|shard| shard.moving_to == Some(life));
+    }
+
+    /// Ends the wishes of users for some shards.
+    fn end_wishes(&mut self, of: impl Fn(&MapShard) -> bool) {
+        for shard in self.map.shards.iter_mut().filter(|shard| of(shard)) {
+            (shard.moving_to, shard.is_pinned) = (None, false);
         }
     }
 
@@ -332,6 +366,7 @@ impl MapDraft {
     fn hand_over(&mut self, shard: u16, owner: Option<Life>, journals: Vec<Life>) {
         let since = self.map.number;
         let entry = &mut self.map.shards[usize::from(shard)];
-        *entry = MapShard { owner, journals, since, moving_to: None, ..*entry };
+        let is_pinned = entry.is_pinned && owner.is_some() && owner == entry.moving_to;
+        *entry = MapShard { owner, journals, since, moving_to: None, is_pinned, ..*entry };
     }
 }

@@ -45,8 +45,13 @@ pub struct MapShard {
     /// finds another number than the one it knows has lost the shard meanwhile, and takes it again
     /// (rule 22).
     pub since: u64,
+    /// True once an owner has stored something in its engine: its files must be there.
+    pub is_begun: bool,
     /// The life to which the owner is to give it.
     pub moving_to: Option<Life>,
+    /// True if a user wants it at `moving_to`, or else at its owner: balance leaves it there. It ends
+    /// when the shard changes hands in another way.
+    pub is_pinned: bool,
 }
 
 /// The reason why an object is no map that can be used.
@@ -118,6 +123,18 @@ impl ClusterMap {
     /// this map does not know *yet* it says false.
     pub fn is_forgotten(&self, life: Life) -> bool {
         (1..self.next_life).contains(&life.0) && self.member(life).is_none()
+    }
+
+    /// Returns its fields for people and scripts, without the secret.
+    ///
+    /// # Errors
+    /// None that can be expected: all of its fields have a form in JSON.
+    pub fn without_secret(&self) -> serde_json::Result<serde_json::Value> {
+        let mut fields = serde_json::to_value(self)?;
+        if let Some(fields) = fields.as_object_mut() {
+            fields.remove("secret");
+        }
+        Ok(fields)
     }
 
     /// Returns the bytes of its object.
@@ -195,6 +212,9 @@ impl ClusterMap {
         }
         if !(1..=self.number).contains(&shard.since) {
             return Some("has an owner since a later map");
+        }
+        if shard.is_pinned && shard.owner.is_none() {
+            return Some("is pinned, and has no owner");
         }
         let aim = shard.moving_to?;
         let is_wrong = shard.owner.is_none_or(|owner| owner == aim) || !self.is_open(aim);

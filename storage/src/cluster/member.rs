@@ -132,6 +132,8 @@ pub struct MapMember {
     pub node: NodeId,
     pub life: Life,
     pub state: MemberState,
+    /// True once it is to own nothing any more: nobody gives it shards.
+    pub leaving: bool,
     pub address: NodeAddress,
 }
 

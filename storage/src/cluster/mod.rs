@@ -11,18 +11,27 @@
 //! that began after it was put or read shows that its number cannot have been deleted before.
 //!
 //! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
-//! server should have, and `store` reads and puts the objects.
+//! server should have, and `store` reads and puts the objects. `lives` has the journals, `taking` takes
+//! shards, and a `seat` is what a process has of all of it (RFC 20).
 
 mod balance;
 mod draft;
+mod lives;
 mod map;
 mod member;
+mod seat;
+#[cfg(test)]
+mod seat_tests;
 mod store;
+mod taking;
 #[cfg(test)]
 mod tests;
 
 pub use balance::Allotment;
 pub use draft::{MapDraft, MapRefusal, PendingChange};
+pub use lives::SealedLife;
 pub use map::{ClusterMap, MapShard};
 pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+pub use seat::ClusterSeat;
 pub use store::{AmendError, MapError, MapOutcome, MapStore};
+pub use taking::{GivenShard, TakenShard};

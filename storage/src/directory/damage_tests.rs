@@ -8,6 +8,7 @@ use crate::store::{Fault, OrLoad};
 use crate::value::Value;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use tempfile::TempDir;

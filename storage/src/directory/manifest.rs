@@ -15,8 +15,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The version of the formats on disk that this program writes.
+/// The version of the formats on disk that this program writes, for the directory of one server and
+/// for that of a cluster.
 const FORMAT: u32 = 1;
+const CLUSTER_FORMAT: u32 = 2;
 
 /// Maximum number of shards of a node.
 pub const MAX_SHARDS: u16 = 1024;
@@ -33,6 +35,8 @@ const PRIVATE_DIR: u32 = 0o700;
 /// Contents of `flagstone.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
+    /// True if the directory belongs to a cluster, whose map tells who owns which shard.
+    cluster: bool,
     pub(super) shards: u16,
     /// Seed of the key hashes that rows carry.
     pub(super) seed: u64,
@@ -73,7 +77,7 @@ impl Manifest {
         let store = &options.store;
         let manifest = match Self::read(store).await? {
             Some(manifest) => manifest,
-            None => Self::create(options).await?,
+            None => Self::create(options, false).await?,
         };
         if let Some(asked) = options.shards
             && asked != manifest.shards
@@ -88,8 +92,36 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Reads the file; `None` if there is none.
+    /// Reads the file of the directory of one server; `None` if there is none.
+    ///
+    /// # Errors
+    /// Also if it is that of a cluster.
     pub(super) async fn read(store: &Place) -> Result<Option<Self>> {
+        let found = Self::read_any(store).await?;
+        if found.as_ref().is_some_and(|manifest| manifest.cluster) {
+            bail!(
+                "{store} is the data of a cluster: start servers on it with `cluster-enabled yes`; \
+                 commands for the data directory of one server do not apply"
+            );
+        }
+        Ok(found)
+    }
+
+    /// Reads the file of a cluster's directory, or creates it.
+    pub(crate) async fn open_cluster(options: &OpenOptions) -> Result<Self> {
+        let store = &options.store;
+        match Self::read_any(store).await? {
+            Some(manifest) if manifest.cluster => Ok(manifest),
+            Some(_) => bail!(
+                "{store} is the data directory of one server, and no cluster's: choose another place \
+                 for the cluster"
+            ),
+            None => Self::create(options, true).await,
+        }
+    }
+
+    /// Reads the file; `None` if there is none.
+    async fn read_any(store: &Place) -> Result<Option<Self>> {
         let place = store.join(NAME);
         let bytes = match store.dir() {
             Some(dir) => match fs::read(dir.join(NAME)) {
@@ -118,15 +150,20 @@ impl Manifest {
             )
         };
         let version: ManifestVersion = serde_json::from_slice(bytes).with_context(damaged)?;
-        if version.format != FORMAT {
-            bail!("{place} has format {}; this program knows format {FORMAT} only", version.format);
+        if !matches!(version.format, FORMAT | CLUSTER_FORMAT) {
+            bail!(
+                "{place} has format {}; this program knows formats {FORMAT} and {CLUSTER_FORMAT} only",
+                version.format
+            );
         }
+        let cluster = version.format == CLUSTER_FORMAT;
         let text: Text = serde_json::from_slice(bytes).with_context(damaged)?;
         let Text { shards, seed, salt, .. } = text;
         let manifest = match (text.id, text.identified, text.epoch, text.checksum) {
             (Some(id), Some(identified), Some(epoch), Some(checksum)) => {
                 let id = u128::from_str_radix(&id, 16).context("its id").with_context(damaged)?;
-                let found = Self { shards, seed, salt, id, identified, epoch, is_stored: true };
+                let is_stored = true;
+                let found = Self { cluster, shards, seed, salt, id, identified, epoch, is_stored };
                 let expected = found.checksum();
                 if checksum != expected {
                     let reason = anyhow!("its checksum is {checksum}, its content has {expected}");
@@ -138,7 +175,8 @@ impl Manifest {
                 // Every process that opens it derives the same id.
                 let id = earlier_id(shards, seed, salt);
                 let (identified, epoch) = (false, 0);
-                Self { shards, seed, salt, id, identified, epoch, is_stored: true }
+                let is_stored = true;
+                Self { cluster, shards, seed, salt, id, identified, epoch, is_stored }
             }
             _ => return Err(anyhow!("a field is missing")).with_context(damaged),
         };
@@ -151,6 +189,7 @@ impl Manifest {
     /// Creates the manifest of a new directory.
     pub(crate) fn of(layout: &Layout) -> Self {
         Self {
+            cluster: false,
             shards: layout.shards,
             seed: layout.seed,
             salt: rand::random(),
@@ -171,7 +210,7 @@ impl Manifest {
     }
 
     /// Returns the identity of a shard of this directory.
-    pub(super) fn identity(&self, shard: u16) -> Identity {
+    pub(crate) fn identity(&self, shard: u16) -> Identity {
         Identity::new(self.id, shard, &self.layout())
     }
 
@@ -200,8 +239,12 @@ impl Manifest {
         Self { identified: true, ..self }
     }
 
+    fn format(&self) -> u32 {
+        if self.cluster { CLUSTER_FORMAT } else { FORMAT }
+    }
+
     fn checksum(&self) -> String {
-        let mut bytes = FORMAT.to_be_bytes().to_vec();
+        let mut bytes = self.format().to_be_bytes().to_vec();
         bytes.extend(self.shards.to_be_bytes());
         bytes.extend(self.seed.to_be_bytes());
         bytes.extend(self.salt.to_be_bytes());
@@ -211,13 +254,14 @@ impl Manifest {
         format!("{:08x}", crc32c::crc32c(&bytes))
     }
 
-    async fn create(options: &OpenOptions) -> Result<Self> {
+    async fn create(options: &OpenOptions, cluster: bool) -> Result<Self> {
         let store = &options.store;
         if let Some(name) = names(store).await?.iter().find(|name| is_of_a_directory(name)) {
             bail!("{store} holds {name} but no {NAME}: it is not a whole data directory");
         }
         let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
-        Self::of(&Layout { shards, seed: rand::random() }).store(store).await
+        let manifest = Self { cluster, ..Self::of(&Layout { shards, seed: rand::random() }) };
+        manifest.store(store).await
     }
 
     /// Returns this manifest with another number of shards and a new id.
@@ -241,7 +285,7 @@ impl Manifest {
 
     fn encode(&self) -> Result<Vec<u8>> {
         let text = Text {
-            format: FORMAT,
+            format: self.format(),
             shards: self.shards,
             seed: self.seed,
             salt: self.salt,
@@ -263,8 +307,12 @@ impl Manifest {
             Ok(_) => Ok(manifest),
             // A retry that finds its own earlier write comes here too.
             Err(object_store::Error::AlreadyExists { .. }) => {
-                let found = Self::read(store).await?;
-                found.with_context(|| format!("{place} was deleted"))
+                let found = Self::read_any(store).await?;
+                let found = found.with_context(|| format!("{place} was deleted"))?;
+                if found.cluster != manifest.cluster {
+                    bail!("{store} was made by another server at the same time: start again");
+                }
+                Ok(found)
             }
             Err(error) => Err(error).with_context(|| format!("creating {place}")),
         }
@@ -274,6 +322,11 @@ impl Manifest {
 /// Returns true if the place has a data directory.
 pub async fn is_data_directory(store: &Place) -> Result<bool> {
     Ok(Manifest::read(store).await?.is_some())
+}
+
+/// Returns true if the place has the data directory of one server; a new one may be a cluster's.
+pub async fn is_of_one_server(store: &Place) -> Result<bool> {
+    Ok(Manifest::read_any(store).await?.is_some_and(|manifest| !manifest.cluster))
 }
 
 /// Returns the manifest of a data directory.
@@ -289,7 +342,7 @@ fn earlier_id(shards: u16, seed: u64, salt: u32) -> u128 {
 }
 
 pub(super) fn is_of_a_directory(name: &str) -> bool {
-    name == "journal" || name == UNFINISHED || name.starts_with("shard-")
+    matches!(name, "journal" | "lives" | "cluster" | UNFINISHED) || name.starts_with("shard-")
 }
 
 /// Returns the names right below a place.

@@ -37,18 +37,18 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+pub(crate) use engines::EngineOpener;
 use engines::open_engines;
 pub(crate) use identity::identity_problems;
 pub use location::Location;
 pub use lock::{Locks, is_open};
 pub(crate) use lock::{lock, lock_all};
 pub use manifest::create_private_dir;
-pub use manifest::{MAX_SHARDS, is_data_directory};
+pub use manifest::{MAX_SHARDS, is_data_directory, is_of_one_server};
 pub(crate) use manifest::{Manifest, manifest_of};
 pub(crate) use new_directory::NewDirectory;
-use replay::StartReplay;
+pub(crate) use replay::StartReplay;
 pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -202,9 +202,8 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
-        let bytes = options.replay_bytes;
-        let mut replay =
-            StartReplay { stale, bytes, given: BTreeMap::new(), unchecked: 0, libraries, source };
+        let mut replay = StartReplay::new(stale, options.replay_bytes, manifest.shards);
+        (replay.libraries, replay.source) = (libraries, source);
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         shards.iter_mut().for_each(Shard::end_replay);
         if replayed > 0 {
@@ -241,6 +240,35 @@ impl Directory {
             databases: options.databases,
             locks,
         })
+    }
+
+    /// Creates the directory of one server of a cluster, whose shards come and go while it runs.
+    pub(crate) fn without_shards(
+        options: &OpenOptions,
+        manifest: &Manifest,
+        journal: Arc<dyn Journal>,
+    ) -> Self {
+        let mut generations = Generations::default();
+        for (db, generation) in generations.missing(options.databases) {
+            generations.set(db, generation, 0);
+        }
+        Self {
+            layout: Arc::new(manifest.layout()),
+            store: options.store.clone(),
+            journal_place: options.store.clone(),
+            versions: Arc::new(Versions::new(journal.epoch())),
+            journal,
+            generations,
+            libraries: Vec::new(),
+            source: SourcePosition::default(),
+            origin: manifest.salt,
+            feed: Arc::new(Feed::new(manifest.salt)),
+            feed_tail: None,
+            replayed: 0,
+            shards: Vec::new(),
+            databases: options.databases,
+            locks: Locks::default(),
+        }
     }
 
     /// Closes the directory so that its shards are complete.
@@ -381,7 +409,7 @@ pub(crate) fn check_salt(
     Ok(())
 }
 
-fn shard_place(store: &Place, id: u16) -> Place {
+pub(crate) fn shard_place(store: &Place, id: u16) -> Place {
     store.join(&format!("shard-{id}"))
 }
 
@@ -491,7 +519,7 @@ pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16
 
 /// Returns the batch that replaces control rows which the next record makes untrue: that the shard
 /// is complete, its filter of keys, and its identity.
-fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
+pub(crate) fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     let kept = control.presence.iter();
     let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
     let complete = control.complete.map(|_| incomplete_row());

@@ -13,16 +13,19 @@ use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
 
-/// Replays records of the journal that the shards do not have.
-pub(super) struct StartReplay {
+/// Replays records of journals that some shards do not have.
+#[derive(Default)]
+pub(crate) struct StartReplay {
     /// Control rows of the engines that are not true any more.
-    pub(super) stale: Vec<(Engine, Batch)>,
+    stale: Vec<(Engine, Batch)>,
     /// Bytes of rows from which on the engines get them.
-    pub(super) bytes: usize,
+    bytes: usize,
+    /// Number of shards of the directory, of which some may be elsewhere.
+    known: u16,
     /// The engines that got some, by shard: they are flushed at the end.
-    pub(super) given: BTreeMap<u16, Engine>,
+    given: BTreeMap<u16, Engine>,
     /// Bytes of records since the rows were last counted.
-    pub(super) unchecked: usize,
+    unchecked: usize,
     /// The libraries of functions; those in replayed rows join when the rows are given away.
     pub(super) libraries: BTreeMap<Box<[u8]>, Library>,
     /// The last position in the stream of another server, likewise.
@@ -30,16 +33,24 @@ pub(super) struct StartReplay {
 }
 
 impl StartReplay {
+    /// `stale`: control rows that records make untrue; `bytes` of rows from which on the engines get
+    /// them; `known`: the number of shards of the directory.
+    pub(crate) fn new(stale: Vec<(Engine, Batch)>, bytes: usize, known: u16) -> Self {
+        Self { stale, bytes, known, ..Self::default() }
+    }
+
     /// Merges the records that each shard has not applied, and returns their number. A shard that
     /// was closed cleanly has applied all up to the journal's end of that time, even if its last
-    /// record is far before.
-    pub(super) async fn run(
+    /// record is far before. `applied`: the last lsn of each shard that it has, in their order.
+    pub(crate) async fn run(
         &mut self,
         recovery: &Recovered,
         shards: &mut [Shard],
         applied: &[Lsn],
     ) -> Result<u64> {
         let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
+        let ids = shards.iter().enumerate();
+        let places: BTreeMap<u16, usize> = ids.map(|(at, shard)| (shard.id, at)).collect();
         let (mut records, mut is_counted, mut body) = (0, false, BodyReader::default());
         let mut pieces = recovery.pieces(from);
         while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
@@ -53,13 +64,13 @@ impl StartReplay {
                 if id == FEED {
                     return Some(ops.len());
                 }
-                let Some(shard) = shards.get_mut(usize::from(id)) else {
-                    unknown = Some(id);
-                    return None;
+                let Some(&at) = places.get(&id) else {
+                    unknown = (id >= self.known).then_some(id);
+                    return unknown.is_none().then_some(ops.len());
                 };
-                let is_new = lsn > applied[usize::from(id)];
+                let is_new = lsn > applied[at];
                 is_merged |= is_new;
-                Some(if is_new { shard.replay(lsn, ops) } else { ops.len() })
+                Some(if is_new { shards[at].replay(lsn, ops) } else { ops.len() })
             });
             records += u64::from(is_merged && !is_counted);
             is_counted |= is_merged;
@@ -113,7 +124,7 @@ impl StartReplay {
         Ok(())
     }
 
-    pub(super) async fn delete_stale(&mut self) -> Result<()> {
+    pub(crate) async fn delete_stale(&mut self) -> Result<()> {
         for (engine, rows) in self.stale.drain(..).filter(|(_, rows)| !rows.is_empty()) {
             engine.write(rows).await?;
             engine.flush().await?;
@@ -129,7 +140,8 @@ impl StartReplay {
 
     /// Applies the changes of libraries that are pending.
     pub(super) fn take_libraries(&mut self, shards: &[Shard]) -> Result<()> {
-        let Some(shard) = shards.get(usize::from(LIBRARIES_SHARD)) else { return Ok(()) };
+        let found = shards.iter().find(|shard| shard.id == LIBRARIES_SHARD);
+        let Some(shard) = found else { return Ok(()) };
         let whole = shard.apply_libraries(&mut self.libraries);
         whole.context("a library of functions in the journal is damaged")
     }

@@ -21,12 +21,14 @@ mod ticks;
 #[cfg(test)]
 mod ticks_tests;
 pub(crate) mod trial;
+mod upkeep;
 
 pub use figures::EngineFigures;
 pub use pace::MergePace;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
 pub use ticks::QuietIntervals;
+pub use upkeep::Upkeep;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -38,7 +40,7 @@ use bytes::Bytes;
 use figures::Meters;
 use garbage::Garbage;
 use pace::PacedStore;
-use points::{DiskReaders, Follower, PointLimits, Points};
+use points::{Follower, Points};
 use readers::{EngineRead, Readers};
 use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings, stale_after};
 use slatedb::config::{FlushOptions, FlushType, SstBlockSize, WriteOptions};
@@ -51,7 +53,6 @@ use slatedb::{
 use std::future::Future;
 use std::iter::successors;
 use std::ops::{Range, RangeInclusive};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -71,85 +72,6 @@ const LOCAL_READ: Duration = Duration::from_secs(30);
 
 /// Time limit for a caller that waits for a flush or a checkpoint. The engine goes on trying.
 const FLUSH: Duration = Duration::from_secs(60);
-
-/// Settings of an engine's files.
-#[derive(Clone, Debug)]
-pub struct Upkeep {
-    /// Bytes of a memtable before it is flushed, within bounds.
-    pub memtable_bytes: usize,
-    /// Bytes that merges read ahead, within bounds.
-    pub merge_bytes: usize,
-    /// Permits for merges, which all engines of a node share.
-    pub merges: MergePermits,
-    /// How much of the time they run; shared in the same way.
-    pub pace: Arc<MergePace>,
-    /// Number of memtables that are flushed at a time: each is in memory once more meanwhile.
-    pub flushes: usize,
-    /// Bytes of deleted rows below which all files are never merged because of them.
-    pub least_garbage: u64,
-    /// How new files are compressed, if at all.
-    pub compression: Option<Compression>,
-    /// Interval of checks for merges to start, and for merges that ended.
-    pub poll: Duration,
-    /// How long replaced files are kept: reads end long before. `None`: until no read of this
-    /// process may need them any more, because no other process reads them without a checkpoint.
-    pub keep_files: Option<Duration>,
-    /// Interval of checks for files to delete.
-    pub collect: Duration,
-    /// Intervals of all these checks while nothing changes; `None`: the same.
-    pub quiet: Option<QuietIntervals>,
-    /// Local directory for files that were read, and the bytes it may take.
-    pub disk_cache: Option<(PathBuf, u64)>,
-    /// Time limit for each step of a read.
-    pub read_limit: Duration,
-    /// True if each read may be a request to a bucket.
-    pub is_remote: bool,
-    /// True if a missing engine is an error, false if it is created.
-    pub must_exist: bool,
-    /// How much of its files is held for point reads, if these are in a local directory.
-    pub(crate) points: PointLimits,
-    /// The threads that read from the disk for them.
-    pub(crate) readers: Arc<DiskReaders>,
-}
-
-impl Upkeep {
-    /// Returns the settings for a store in which each check is a paid request.
-    pub fn remote(read_limit: Duration) -> Self {
-        Self {
-            poll: Duration::from_secs(5),
-            keep_files: Some(Duration::from_secs(600)),
-            collect: Duration::from_secs(300),
-            quiet: Some(QuietIntervals::BUCKET),
-            read_limit,
-            is_remote: true,
-            ..Self::default()
-        }
-    }
-}
-
-impl Default for Upkeep {
-    fn default() -> Self {
-        Self {
-            memtable_bytes: *MEMTABLE_BYTES.end(),
-            merge_bytes: settings::MOST_READ_AHEAD,
-            merges: MergePermits::new(1, 1),
-            pace: Arc::default(),
-            flushes: 2,
-            least_garbage: 8 << 20,
-            compression: None,
-            poll: Duration::from_millis(200),
-            keep_files: None,
-            collect: Duration::from_secs(2),
-            quiet: None,
-            disk_cache: None,
-            read_limit: LOCAL_READ,
-            is_remote: false,
-            must_exist: false,
-            points: PointLimits::default(),
-            readers: Arc::default(),
-        }
-    }
-}
 
 /// Size of a block of a file. The index has an entry for each block: with smaller blocks, the
 /// indexes of a data set ten times the memory budget would not fit into their cache, and a read
@@ -203,6 +125,26 @@ struct How {
     cache_id: u64,
     clock: Clock,
     upkeep: Upkeep,
+    claim: Claim,
+}
+
+/// How a process comes to own an engine that another one may have open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It owns the engine already: whoever has it open is closed.
+    Owner,
+    /// It owns the engine if that has had this writer epoch, as it was seen before.
+    After(u64),
+}
+
+impl Claim {
+    /// Returns the claim with which the same process opens the engine once more.
+    fn again(self) -> Self {
+        match self {
+            Self::Owner => Self::Owner,
+            Self::After(epoch) => Self::After(epoch + 1),
+        }
+    }
 }
 
 /// State that only the holder of the writing turn uses.
@@ -249,16 +191,40 @@ impl Engine {
         clock: Clock,
         upkeep: &Upkeep,
     ) -> Result<Self> {
+        Self::claim(place, (cache, cache_id), clock, upkeep, Claim::Owner).await
+    }
+
+    /// Like [`open`](Self::open), if the claim holds.
+    ///
+    /// # Errors
+    /// Also if another process has opened the engine since.
+    pub(crate) async fn claim(
+        place: &Place,
+        (cache, cache_id): (Arc<dyn DbCache>, u64),
+        clock: Clock,
+        upkeep: &Upkeep,
+        claim: Claim,
+    ) -> Result<Self> {
         let (place, upkeep) = (place.clone(), upkeep.clone());
-        let how = How { place, cache, cache_id, clock, upkeep };
+        let how = How { place, cache, cache_id, clock, upkeep, claim };
         Self::open_as(Arc::new(how)).await
+    }
+
+    /// Returns the writer epoch of the engine in a place, which each opening raises; 0: there is no
+    /// engine yet.
+    pub(crate) async fn writer_epoch(place: &Place) -> Result<u64> {
+        let manifest = admin(place.store(), place.root().as_ref()).read_manifest(None).await;
+        let manifest = manifest.map_err(with_causes);
+        let manifest = manifest.with_context(|| format!("reading the manifest of {place}"))?;
+        Ok(manifest.map_or(0, |manifest| manifest.writer_epoch()))
     }
 
     /// Opens the same engine anew. Copies of this one use the new one after
     /// [`replace`](Self::replace).
     pub(crate) async fn open_again(&self) -> Result<Self> {
         let upkeep = Upkeep { must_exist: true, ..self.how.upkeep.clone() };
-        Self::open_as(Arc::new(How { upkeep, ..(*self.how).clone() })).await
+        let claim = self.how.claim.again();
+        Self::open_as(Arc::new(How { upkeep, claim, ..(*self.how).clone() })).await
     }
 
     async fn open_as(how: Arc<How>) -> Result<Self> {
@@ -506,7 +472,11 @@ impl How {
         if upkeep.keep_files.is_none() {
             collector = collector.with_gc_filter(readers.clone());
         }
-        let opening = Db::builder(path, store.clone())
+        let mut builder = Db::builder(path, store.clone());
+        if let Claim::After(epoch) = self.claim {
+            builder = builder.with_expected_epoch(epoch);
+        }
+        let opening = builder
             .with_settings(settings)
             .with_gc_builder(collector)
             .with_sst_block_size(BLOCK)

@@ -70,16 +70,22 @@ impl Compression {
     }
 }
 
+/// Returns the interval at which a merge says that it goes on. In a bucket that is a paid request; but
+/// as long as a merge of a killed process seems to run, its files are not merged.
+fn heartbeat(upkeep: &Upkeep) -> Duration {
+    (2 * upkeep.poll).max(HEARTBEAT)
+}
+
 /// Returns the time after which a merge that a killed process had begun goes on.
 pub(super) fn stale_after(upkeep: &Upkeep) -> Duration {
-    (30 * upkeep.poll).max(3 * HEARTBEAT)
+    3 * heartbeat(upkeep)
 }
 
 pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
     let worker = CompactionWorkerOptions {
         compactions_poll_interval: upkeep.poll,
-        heartbeat_interval: (10 * upkeep.poll).max(HEARTBEAT),
+        heartbeat_interval: heartbeat(upkeep),
         max_concurrent_compactions: scheduler::AT_ONCE,
         max_sst_size: FILE_BYTES,
         max_fetch_tasks: READ_AHEAD - 1,

@@ -482,3 +482,37 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
     process.wait_for_collector(&store, held / 2);
     process.kill();
 }
+
+/// Another process has opened the engine since its writer epoch was seen: the claim fails, and closes
+/// nothing.
+#[test]
+fn a_claim_holds_if_nobody_has_opened_the_engine_since() {
+    let store = Arc::new(InMemory::new());
+    let place = Place::within(store.clone(), "db".into(), "memory");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.unwrap();
+    let claim = |claim| {
+        let cache: Arc<dyn DbCache> = Arc::new(SplitCache::new().build());
+        let (place, upkeep) = (place.clone(), Upkeep::default());
+        async move { Engine::claim(&place, (cache, 1), Clock::default(), &upkeep, claim).await }
+    };
+    runtime.block_on(async {
+        assert_eq!(Engine::writer_epoch(&place).await.unwrap(), 0);
+        let first = claim(Claim::After(0)).await.unwrap();
+        assert_eq!(Engine::writer_epoch(&place).await.unwrap(), 1);
+        assert!(claim(Claim::After(0)).await.is_err(), "it was opened since");
+        let row = |n: u32| vec![(element(LIVE, n), Some(Bytes::from_static(b"row")))];
+        first.write(row(1)).await.unwrap();
+        first.flush().await.unwrap();
+        // The same process may open it again, until another one has.
+        first.close().await.unwrap();
+        let again = first.open_again().await.unwrap();
+        again.write(row(2)).await.unwrap();
+        again.flush().await.unwrap();
+        let other = claim(Claim::After(2)).await.unwrap();
+        assert!(again.open_again().await.is_err());
+        other.write(row(3)).await.unwrap();
+        other.flush().await.unwrap();
+    });
+}

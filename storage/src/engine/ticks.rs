@@ -28,6 +28,12 @@ use std::time::Duration;
 /// from a flush to the end of a merge is a change, so one would do.
 const CHECKS: u32 = 3;
 
+/// Returns how long nothing has changed when a store counts as quiet. A merge in work notes more often
+/// that it goes on, so a store is not quiet meanwhile.
+pub(super) fn quiet_after(upkeep: &Upkeep) -> Duration {
+    CHECKS * upkeep.poll
+}
+
 /// Number of rounds of the collector after the time for which replaced files are kept: one drops
 /// the checkpoint that keeps them, which is a change, and the next one deletes them.
 const ROUNDS: u32 = 4;
@@ -75,7 +81,7 @@ impl EngineClock {
         };
         let kept = upkeep.keep_files.unwrap_or_default();
         Self {
-            polls: ticks(CHECKS * upkeep.poll, |quiet| quiet.poll),
+            polls: ticks(quiet_after(upkeep), |quiet| quiet.poll),
             collections: ticks(kept + ROUNDS * upkeep.collect, |quiet| quiet.collect),
             collect: upkeep.collect,
         }

@@ -1,5 +1,6 @@
 //! Checks of a quiet store.
 
+use super::ticks::quiet_after;
 use super::*;
 use crate::materialise::sweep;
 use object_store::memory::InMemory;
@@ -169,7 +170,8 @@ fn ticks_of_merges_are_not_those_of_the_collector() {
     let worker = compactor_options(&upkeep).worker.unwrap();
     assert!(worker.heartbeat_interval < upkeep.collect);
     // A merge in work is not taken for one that its process has left.
-    assert!(upkeep.quiet.unwrap().poll.max(worker.heartbeat_interval) * 2 < stale_after(&upkeep));
+    assert!(worker.heartbeat_interval < quiet_after(&upkeep));
+    assert!(worker.heartbeat_interval * 2 < stale_after(&upkeep));
 }
 
 #[tokio::test(start_paused = true)]

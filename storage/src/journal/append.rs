@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::disk::write_zeros;
 use super::local::{ClosedSegment, Current, LocalShared, Writer, lock};
-use super::record::{ALIGN, HEADER, RecordHeader, record_len};
+use super::record::{ALIGN, HEADER, RecordHeader, RecordKind, record_len};
 use super::segment::{
     FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, ShardSpans, prepare_segment, segment_path,
 };
@@ -222,7 +222,7 @@ impl LocalShared {
                 crc: 0,
                 body_len: part.body_len,
                 shard_count: commit.shards.len() as u16, // checked by `Commit::new`
-                mark: false,
+                kind: RecordKind::Commit,
                 epoch: self.epoch,
                 lsn,
                 time_ms: commit.time_ms,
@@ -337,7 +337,7 @@ impl LocalShared {
             crc: 0,
             body_len: 0,
             shard_count: 0,
-            mark: true,
+            kind: RecordKind::Mark,
             epoch: self.epoch,
             lsn: writer.last,
             time_ms: writer.max_time_ms,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::disk::{Disk, File};
 use super::floor::JournalFloor;
-use super::record::{ALIGN, HEADER, RecordHeader, record_len};
+use super::record::{ALIGN, HEADER, RecordHeader, RecordKind, record_len};
 use super::segment::{FIRST_RECORD, SegmentHeader, segment_path};
 use super::{JournalError, Lsn, Record};
 
@@ -111,7 +111,7 @@ impl Extract {
                 crc: 0,
                 body_len: body.len() as u32, // at most `PART_BYTES`
                 shard_count: record.shards.len() as u16, // as it was read
-                mark: false,
+                kind: RecordKind::Commit,
                 epoch: record.epoch,
                 lsn: record.lsn,
                 time_ms: record.time_ms,
@@ -141,7 +141,7 @@ impl Extract {
             crc: 0,
             body_len: 0,
             shard_count: 0,
-            mark: true,
+            kind: RecordKind::Mark,
             epoch: self.epoch,
             lsn: self.last,
             time_ms: self.time_ms,

@@ -12,6 +12,18 @@ pub(super) const ALIGN: u64 = 8;
 const MAGIC: [u8; 4] = *b"FSJR";
 const KIND_COMMIT: u16 = 0;
 const KIND_MARK: u16 = 1;
+const KIND_ADOPTION: u16 = 2;
+
+/// The kind of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RecordKind {
+    Commit,
+    /// It is no commit, but states that everything before it is durable (written at a clean end).
+    Mark,
+    /// A commit of a life that has taken shards from other lives: its lsn may jump, beyond the
+    /// records that these have written.
+    Adoption,
+}
 
 /// The header of a part of a commit, or of a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,9 +34,7 @@ pub(super) struct RecordHeader {
     /// Bytes of the body in this part.
     pub(super) body_len: u32,
     pub(super) shard_count: u16,
-    /// True for a mark, which is no commit but states that everything before it is durable (written
-    /// at a clean end).
-    pub(super) mark: bool,
+    pub(super) kind: RecordKind,
     pub(super) epoch: u64,
     pub(super) lsn: Lsn,
     pub(super) time_ms: u64,
@@ -47,7 +57,11 @@ impl RecordHeader {
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.body_len.to_le_bytes());
         bytes[12..14].copy_from_slice(&self.shard_count.to_le_bytes());
-        let kind = if self.mark { KIND_MARK } else { KIND_COMMIT };
+        let kind = match self.kind {
+            RecordKind::Commit => KIND_COMMIT,
+            RecordKind::Mark => KIND_MARK,
+            RecordKind::Adoption => KIND_ADOPTION,
+        };
         bytes[14..16].copy_from_slice(&kind.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.lsn.to_le_bytes());
@@ -72,16 +86,17 @@ impl RecordHeader {
         if crc != crc32c::crc32c_append(salt, &bytes[8..HEADER]) {
             return None;
         }
-        let mark = match u16::from_le_bytes([bytes[14], bytes[15]]) {
-            KIND_COMMIT => false,
-            KIND_MARK => true,
+        let kind = match u16::from_le_bytes([bytes[14], bytes[15]]) {
+            KIND_COMMIT => RecordKind::Commit,
+            KIND_MARK => RecordKind::Mark,
+            KIND_ADOPTION => RecordKind::Adoption,
             _ => return None,
         };
         Some(Self {
             crc,
             body_len: le_u32(bytes, 8),
             shard_count: u16::from_le_bytes([bytes[12], bytes[13]]),
-            mark,
+            kind,
             epoch: le_u64(bytes, 16),
             lsn: le_u64(bytes, 24),
             time_ms: le_u64(bytes, 32),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::disk::{CHUNK, File};
-use super::record::{ALIGN, HEADER, RecordHeader, decode_shards};
+use super::record::{ALIGN, HEADER, RecordHeader, RecordKind, decode_shards};
 use super::segment::{FIRST_RECORD, SegmentHeader};
 use super::{Lsn, Record};
 
@@ -116,7 +116,7 @@ impl SegmentChain {
         if record.epoch != self.epoch || record.prev_crc != self.crc {
             return None;
         }
-        if record.mark {
+        if record.kind == RecordKind::Mark {
             if record.lsn != self.last {
                 return None;
             }

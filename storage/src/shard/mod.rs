@@ -94,6 +94,9 @@ pub struct Shard {
     reopening: bool,
     /// Greatest applied lsn that is flushed.
     flushed: Lsn,
+    /// Records up to this lsn may be in journals of other lives: until they are flushed, the own
+    /// journal cannot give them to another engine.
+    inherited: Lsn,
     /// Greatest lsn that was merged, and that of the last cut that was handed over.
     merged: Lsn,
     handed: Lsn,
@@ -148,6 +151,7 @@ impl Shard {
             broken: None,
             reopening: false,
             flushed: control.applied,
+            inherited: 0,
             merged: 0,
             handed: control.applied,
             presence: kept,
@@ -208,6 +212,11 @@ impl Shard {
     /// Returns the number of pending rows that are not being handed over yet.
     pub fn pending_rows(&self) -> usize {
         self.current.rows()
+    }
+
+    /// Notes that records up to an lsn were merged from the journals of other lives.
+    pub(crate) fn inherit(&mut self, up_to: Lsn) {
+        self.inherited = up_to;
     }
 
     // ---- merging -----------------------------------------------------------------------------

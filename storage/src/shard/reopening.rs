@@ -18,6 +18,8 @@ pub struct Reopen {
     /// Every record up to this lsn was in the old engine.
     pub(crate) handed: Lsn,
     pub(crate) epoch: u64,
+    /// True if the own journal lacks records that are not flushed.
+    pub(crate) lacks_records: bool,
 }
 
 /// State of an engine that was reopened.
@@ -47,6 +49,7 @@ impl Shard {
             flushed: self.flushed,
             handed: self.handed,
             epoch: self.epoch,
+            lacks_records: self.flushed < self.inherited,
         }
     }
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::cluster::MemberState;
 use MapRefusal::{
-    Full, NoChange, NoHeir, NoHost, NoSettings, NoShard, NodeIsOpen, NotOpen, NotOwner, Owned,
-    OwnsShards, Parked,
+    Full, Leaving, NoChange, NoHeir, NoHost, NoSettings, NoShard, NodeIsOpen, NotOpen, NotOwner,
+    Owned, OwnsShards, Parked,
 };
 
 const A: Life = Life(1);
@@ -200,25 +200,28 @@ fn wishes_end_with_the_life_that_they_name() {
     let over = after(&map, |draft| draft.seal(C, &[(4, A), (5, B)]).unwrap());
     assert_eq!(over.shards()[0].moving_to, None);
     assert_eq!(refused(&over, |draft| draft.want_move(0, Some(C))), NotOpen(C));
-    assert_eq!(refused(&over, |draft| draft.want_move(0, Some(A))), NoChange);
+    assert!(!over.shards()[0].is_pinned);
     assert_eq!(refused(&over, |draft| draft.want_move(0, None)), NoChange);
     assert_eq!(refused(&over, |draft| draft.want_move(6, None)), NoShard(6));
     assert_eq!(refused(&empty(1), |draft| draft.want_move(0, Some(A))), NotOpen(A));
     let parked = after(&over, |draft| draft.park(0, A).unwrap());
     assert_eq!(refused(&parked, |draft| draft.want_move(0, Some(B))), Parked(0));
     let off = after(&map, |draft| draft.want_move(0, None).unwrap());
-    assert_eq!(off.shards()[0].moving_to, None);
+    assert_eq!((off.shards()[0].moving_to, off.shards()[0].is_pinned), (None, false));
+    assert_eq!(refused(&map, |draft| draft.want_move(0, Some(C))), NoChange);
 }
 
 #[test]
 fn a_life_is_forgotten_once_it_is_ended_and_no_list_names_it() {
     let map = after(&three(), |draft| draft.seal(B, &[(2, A), (3, A)]).unwrap());
     assert_eq!(refused(&map, MapDraft::forget), NoChange);
-    assert_eq!(refused(&map, |draft| draft.unlist(2, B)), NotOwner { shard: 2, life: B });
-    assert_eq!(refused(&map, |draft| draft.unlist(0, A)), NoChange);
-    let map = after(&map, |draft| draft.unlist(2, A).unwrap());
+    assert_eq!(refused(&map, |draft| draft.note_flushed(2, B)), NotOwner { shard: 2, life: B });
+    let map = after(&map, |draft| draft.note_flushed(0, A).unwrap());
+    assert!(map.shards()[0].is_begun && !map.shards()[1].is_begun);
+    assert_eq!(refused(&map, |draft| draft.note_flushed(0, A)), NoChange);
+    let map = after(&map, |draft| draft.note_flushed(2, A).unwrap());
     assert!(map.lists(B) && map.shards()[2].since < map.number);
-    let map = after(&map, |draft| draft.unlist(3, A).unwrap());
+    let map = after(&map, |draft| draft.note_flushed(3, A).unwrap());
     assert!(!map.lists(B) && !map.is_forgotten(B));
     let map = after(&map, |draft| assert_eq!(draft.forget(), Ok(vec![B])));
     assert!(map.is_forgotten(B) && map.member(B).is_none());
@@ -277,4 +280,73 @@ fn ids_of_nodes_are_forty_digits() {
     {
         assert_eq!(NodeId::parse(other), None);
     }
+}
+
+#[test]
+fn a_life_that_leaves_gets_nothing_more() {
+    let map = after(&three(), |draft| draft.want_move(0, Some(B)).unwrap());
+    let map = after(&map, |draft| draft.leave(B).unwrap());
+    assert!(map.shards()[0].moving_to.is_none(), "a wish for it has ended");
+    assert_eq!(refused(&map, |draft| draft.leave(B)), NoChange);
+    assert_eq!(refused(&map, |draft| draft.want_move(0, Some(B))), Leaving(B));
+    let targets: Vec<_> = map.balance().iter().map(|one| (one.life, one.target)).collect();
+    assert_eq!(targets, [(A, 3), (B, 0), (C, 3)]);
+    let alone = after(&map, |draft| {
+        draft.leave(A).unwrap();
+        draft.leave(C).unwrap();
+    });
+    assert!(alone.balance().iter().all(|one| one.target == 0), "they park what they own");
+}
+
+#[test]
+fn a_shard_that_was_moved_by_hand_is_pinned_until_its_owner_loses_it() {
+    let pinned = |map: &ClusterMap| map.shards()[0].is_pinned;
+    let map = after(&three(), |draft| draft.want_move(0, Some(B)).unwrap());
+    let moved = after(&map, |draft| draft.give(0, A, B).unwrap());
+    assert!(pinned(&map) && pinned(&moved));
+    type DraftStep = fn(&mut MapDraft) -> Result<(), MapRefusal>;
+    let gone: [DraftStep; 5] = [
+        |draft| draft.give(0, B, C),
+        |draft| draft.park(0, B),
+        |draft| draft.seal(B, &[(0, C), (2, A), (3, A)]),
+        |draft| draft.want_move(0, None),
+        |draft| draft.want_move(0, Some(C)).and_then(|()| draft.leave(C)),
+    ];
+    for step in gone {
+        assert!(!pinned(&after(&moved, |draft| step(draft).unwrap())));
+    }
+    assert!(!pinned(&after(&map, |draft| draft.give(0, A, C).unwrap())), "not where it was wanted");
+    // Its owner may be asked to keep it, and a move be called off so.
+    let kept = after(&map, |draft| draft.want_move(0, Some(A)).unwrap());
+    assert_eq!((kept.shards()[0].moving_to, pinned(&kept)), (None, true));
+    assert_eq!(refused(&kept, |draft| draft.want_move(0, Some(A))), NoChange);
+}
+
+#[test]
+fn targets_leave_pinned_shards_where_they_are() {
+    let map = joined(&empty(12), &[1, 2, 3]);
+    let figures = |map: &ClusterMap| -> Vec<_> {
+        map.balance().iter().map(|one| (one.shards, one.target)).collect()
+    };
+    let pin = |map: &ClusterMap, shards: std::ops::Range<u16>, to| {
+        after(map, |draft| shards.for_each(|shard| draft.want_move(shard, Some(to)).unwrap()))
+    };
+    // As many as an even share change nothing.
+    assert_eq!(figures(&pin(&map, 0..4, A)), [(12, 4), (0, 4), (0, 4)]);
+    let more = pin(&map, 0..7, A);
+    assert_eq!(figures(&more), [(12, 7), (0, 3), (0, 2)]);
+    // The rest is shared out by those that have less: two have more than their share by hand.
+    assert_eq!(figures(&pin(&more, 7..11, B)), [(8, 7), (4, 4), (0, 1)]);
+    let left = after(&more, |draft| draft.leave(B).unwrap());
+    assert_eq!(figures(&left), [(12, 7), (0, 0), (0, 5)]);
+}
+
+#[test]
+fn what_people_see_of_a_map_lacks_the_secret() {
+    let map = three();
+    let secret = String::from(map.secret().clone());
+    assert!(std::str::from_utf8(&map.encode().unwrap()).unwrap().contains(&secret));
+    let shown = map.without_secret().unwrap();
+    assert!(!shown.to_string().contains(&secret));
+    assert_eq!((&shown["number"], &shown["shards"][5]["owner"]), (&map.number().into(), &3.into()));
 }

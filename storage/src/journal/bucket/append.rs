@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::super::append::Commit;
 use super::super::local::lock;
-use super::super::record::RecordHeader;
+use super::super::record::{RecordHeader, RecordKind};
 use super::super::{JournalError, Lsn};
 use super::{BucketShared, BucketState, RecordBatch};
 
@@ -28,20 +28,30 @@ impl BucketShared {
         shards: &[u16],
         body: &[&[u8]],
     ) -> Result<Lsn, JournalError> {
-        let commit = Commit::new(time_ms, shards, body, MAX_PART)?;
+        self.add(RecordKind::Commit, 0, &Commit::new(time_ms, shards, body, MAX_PART)?)
+    }
+
+    /// Adds a commit behind the last one, and above the lsn `above`.
+    pub(super) fn add(
+        &self,
+        kind: RecordKind,
+        above: Lsn,
+        commit: &Commit<'_>,
+    ) -> Result<Lsn, JournalError> {
         let mut state = lock(&self.state);
         self.check_open(&state)?;
-        let lsn = state.last + 1;
+        let lsn = state.last.max(above) + 1;
         let mut places = Vec::with_capacity(1);
         for part in 0..commit.parts.len() {
-            places.push((self.add_part(&mut state, &commit, part, lsn), commit.parts[part].len));
+            let batch = self.add_part(&mut state, commit, part, (kind, lsn));
+            places.push((batch, commit.parts[part].len));
         }
         for (batch, bytes) in places {
             state.queue[batch].spans.add(commit.shards, lsn, bytes);
             state.appended_bytes += bytes;
             state.waiting += usize::try_from(bytes).unwrap_or(usize::MAX);
         }
-        state.max_time_ms = state.max_time_ms.max(time_ms);
+        state.max_time_ms = state.max_time_ms.max(commit.time_ms);
         if let Some(batch) = state.queue.back_mut() {
             batch.last = lsn;
         }
@@ -51,6 +61,17 @@ impl BucketShared {
         drop(state);
         self.wake.notify_one();
         Ok(lsn)
+    }
+
+    pub(super) fn adopt(
+        &self,
+        above: Lsn,
+        time_ms: u64,
+        shards: &[u16],
+        body: &[u8],
+    ) -> Result<Lsn, JournalError> {
+        let slices = [body];
+        self.add(RecordKind::Adoption, above, &Commit::new(time_ms, shards, &slices, MAX_PART)?)
     }
 
     /// Refuses a commit before any change.
@@ -72,14 +93,14 @@ impl BucketShared {
         state: &mut BucketState,
         commit: &Commit<'_>,
         index: usize,
-        lsn: Lsn,
+        (kind, lsn): (RecordKind, Lsn),
     ) -> usize {
         let part = &commit.parts[index];
         let mut header = RecordHeader {
             crc: 0,
             body_len: part.body_len,
             shard_count: commit.shards.len() as u16, // checked by `Commit::new`
-            mark: false,
+            kind,
             epoch: self.epoch,
             lsn,
             time_ms: commit.time_ms,

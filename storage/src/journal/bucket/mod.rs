@@ -217,6 +217,39 @@ impl BucketJournal {
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
+    /// Returns the number of the newest object of a journal in `place`, which may be in use; 0: there
+    /// is none. It costs a listing.
+    ///
+    /// # Errors
+    /// [`JournalError::Away`].
+    pub async fn newest(place: &Place, options: &BucketOptions) -> Result<u64, JournalError> {
+        BucketRecovery::new(place.clone(), options.clone()).newest().await
+    }
+
+    /// Deletes the objects of a journal in `place` that nobody needs any more, but not the fences: a
+    /// late object of its owner must still meet the one that ended it.
+    ///
+    /// # Errors
+    /// [`JournalError::Away`]: some may be left.
+    pub async fn remove_records(
+        place: &Place,
+        options: &BucketOptions,
+    ) -> Result<(), JournalError> {
+        BucketRecovery::new(place.clone(), options.clone()).remove_records().await
+    }
+
+    /// Appends a record by which shards of other lives are taken: like
+    /// [`append`](Journal::append), with an lsn above `above`, as later ones are then.
+    pub fn adopt(
+        &self,
+        above: Lsn,
+        time_ms: u64,
+        shards: &[u16],
+        body: &[u8],
+    ) -> Result<Lsn, JournalError> {
+        self.shared.adopt(above, time_ms, shards, body)
+    }
+
     /// Stops the thread; puts under way may arrive or not.
     fn stop(&self) {
         lock(&self.shared.state).stop = true;

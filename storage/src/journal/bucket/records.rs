@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::super::record::{HEADER, RecordHeader, decode_shards};
+use super::super::record::{HEADER, RecordHeader, RecordKind, decode_shards};
 use super::super::{CommitPiece, Lsn, Record};
 use super::object::ObjectHeader;
 
@@ -100,7 +100,8 @@ impl ObjectChain {
     ) -> Result<ObjectPart<'a>, &'static str> {
         let RecordHeader { lsn, part, parts, .. } = header;
         let follows = header.epoch == self.epoch && header.prev_crc == self.crc;
-        let counts = lsn == self.last + 1 || self.at_start && lsn > self.last;
+        let may_jump = self.at_start || header.kind == RecordKind::Adoption;
+        let counts = lsn == self.last + 1 || may_jump && lsn > self.last;
         if !follows || !counts || part == 0 || part > parts {
             return Err("a record does not follow the one before it");
         }

@@ -173,6 +173,34 @@ impl BucketRecovery {
         self.follow(reading, end).await
     }
 
+    /// Returns the number of the newest object that is listed; 0: there is none.
+    pub(super) async fn newest(&self) -> Result<u64, JournalError> {
+        let mut reading = Reading::default();
+        self.list(&mut reading).await?;
+        Ok(reading.listed.last_key_value().map_or(0, |(at, _)| at.number))
+    }
+
+    /// Deletes all objects but fences.
+    pub(super) async fn remove_records(&self) -> Result<(), JournalError> {
+        let mut reading = Reading::default();
+        self.list(&mut reading).await?;
+        let records = reading.listed.iter().filter(|(_, size)| **size != OBJECT_HEADER as u64);
+        let doomed: Vec<Path> = records.map(|(at, _)| at.path(self.place.root())).collect();
+        let store = self.place.store();
+        let delete = || async {
+            let paths = stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
+            let mut outcomes = store.delete_stream(paths);
+            while let Some(outcome) = outcomes.next().await {
+                match outcome {
+                    Ok(_) | Err(Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        };
+        self.ask(delete).await
+    }
+
     /// Returns the position of the oldest object that is needed, or of the next one.
     pub(super) fn first(&self) -> Position {
         self.floor.first
@@ -402,8 +430,7 @@ impl BucketRecovery {
     /// # Errors
     /// If another process has taken the journal over meanwhile.
     pub async fn wait_out_lease(&self) -> Result<(), JournalError> {
-        if let Some(fenced) = self.outlived {
-            let until = fenced + Lease::successor_wait(self.options.lease);
+        if let Some(until) = self.silent_from() {
             let seconds = until.duration_since(Instant::now()).as_secs_f32();
             if seconds > 0.0 {
                 let place = &self.place;
@@ -416,6 +443,12 @@ impl BucketRecovery {
             Some(_) => Err(self.lost()),
             None => Ok(()),
         }
+    }
+
+    /// Returns the moment from which on the former owner cannot answer any more; `None`: it has
+    /// released the journal.
+    pub fn silent_from(&self) -> Option<Instant> {
+        self.outlived.map(|fenced| fenced + Lease::successor_wait(self.options.lease))
     }
 
     /// Returns the error for a takeover by another process.

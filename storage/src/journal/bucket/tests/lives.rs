@@ -98,3 +98,37 @@ fn nothing_durable_is_lost_whenever_it_dies() {
         runtime().block_on(lives(seed));
     }
 }
+
+/// Adoptions jump beyond the records of other lives, in the middle of an object and at its begin, and
+/// commits go on behind them.
+#[test]
+fn an_adoption_raises_the_lsns_behind_it() {
+    runtime().block_on(async {
+        for in_one_object in [false, true] {
+            let sim = Sim::new(7);
+            let client = sim.client(0);
+            let running = Running::open(&client, SyncMode::Always).await;
+            let mut lsns = Vec::new();
+            for (above, body) in
+                [(0, b"a"), (0, b"b"), (90, b"c"), (0, b"d"), (3, b"e"), (1 << 40, b"f")]
+            {
+                let lsn = match above {
+                    0 => running.append(&[1], body),
+                    above => running.shared.adopt(above, 1, &[1], body),
+                };
+                lsns.push(lsn.unwrap());
+                if !in_one_object {
+                    running.until_durable(lsns[lsns.len() - 1]).await;
+                }
+            }
+            assert_eq!(lsns, [1, 2, 91, 92, 93, (1 << 40) + 1]);
+            running.until_durable((1 << 40) + 1).await;
+            assert_eq!(running.shared.end.load(Ordering::SeqCst), (1 << 40) + 1);
+            running.kill();
+            let recovery = recover(&client).await.unwrap();
+            assert_eq!(recovery.end(), (1 << 40) + 1);
+            let found = bodies(&recovery).await;
+            assert_eq!(found.into_keys().collect::<Vec<_>>(), lsns);
+        }
+    });
+}

@@ -1,0 +1,266 @@
+//! A process's seat in a cluster: its life, with a journal of its own, and the shards that it takes.
+
+use super::draft::{MapDraft, MapRefusal};
+use super::lives::{SealedLife, begin, journal_of, journal_options};
+use super::map::ClusterMap;
+use super::member::{Life, MemberState, NodeAddress, NodeId};
+use super::store::{AmendError, MapOutcome, MapStore};
+use super::taking::{GivenShard, ShardTaker, TakenShard};
+use crate::clock::Clock;
+use crate::directory::{Directory, Manifest, OpenOptions};
+use crate::engine::machine::check_cpus;
+use crate::journal::{BucketJournal, BucketOptions, Journal};
+use crate::place::Place;
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Pause before a change whose fate is not known is put again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// See the module's description.
+pub struct ClusterSeat {
+    store: Place,
+    node: NodeId,
+    life: Life,
+    maps: MapStore,
+    journal: Arc<BucketJournal>,
+    journal_options: BucketOptions,
+    taker: ShardTaker,
+    /// Journals of ended lives that were read.
+    sealed: Mutex<BTreeMap<Life, Arc<SealedLife>>>,
+}
+
+impl ClusterSeat {
+    /// Joins the cluster of a bucket as a new life of `node`, or makes the cluster, and returns the
+    /// directory, which has no shard yet. `options.lease` counts for a new cluster only. Must run on
+    /// the background runtime.
+    ///
+    /// # Errors
+    /// Also if the place has the data of a single server.
+    pub async fn join(
+        options: OpenOptions,
+        clock: Clock,
+        node: NodeId,
+        address: &NodeAddress,
+    ) -> Result<(Directory, Self)> {
+        check_cpus()?;
+        let store = options.store.clone();
+        store.preflight().await?;
+        let manifest = Manifest::open_cluster(&options).await?;
+        let maps = MapStore::new(&store);
+        let map = newest_or_first(&maps, manifest.layout().shards, options.lease).await?;
+        let journal_options = journal_options(&options, manifest.salt(), map.lease());
+        let life = loop {
+            let former = maps.newest().await?.and_then(|map| Some(map.open_member(node)?.life));
+            if let Some(former) = former {
+                tracing::info!(life = former.0, "ending the former life of this server");
+                SealedLife::seal(&store, former, journal_options.clone()).await?;
+            }
+            if let Some(life) = join_map(&maps, node, address, former).await? {
+                break life;
+            }
+        };
+        let journal = begin(&store, life, journal_options.clone()).await;
+        let journal = journal.with_context(|| format!("beginning life {life} of this server"))?;
+        let directory = Directory::without_shards(&options, &manifest, journal.clone());
+        let taker = ShardTaker::new(&options, manifest, journal.clone(), clock);
+        let sealed = Mutex::default();
+        let seat = Self { store, node, life, maps, journal, journal_options, taker, sealed };
+        Ok((directory, seat))
+    }
+
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub fn maps(&self) -> &MapStore {
+        &self.maps
+    }
+
+    /// Seals the journal of another life, unless that was done before, and reads it: the life owns
+    /// nothing from then on.
+    ///
+    /// # Errors
+    /// If the store does not answer, or if the journal is damaged.
+    pub async fn seal(&self, life: Life) -> Result<Arc<SealedLife>> {
+        let read = |it: &Self| it.sealed().get(&life).cloned();
+        if let Some(sealed) = read(self) {
+            return Ok(sealed);
+        }
+        let sealing = SealedLife::seal(&self.store, life, self.journal_options.clone());
+        let sealed = Arc::new(sealing.await.with_context(|| format!("ending life {life}"))?);
+        Ok(self.sealed().entry(life).or_insert(sealed).clone())
+    }
+
+    fn sealed(&self) -> std::sync::MutexGuard<'_, BTreeMap<Life, Arc<SealedLife>>> {
+        self.sealed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops what is kept of the journals of lives that no list of a map names.
+    pub fn keep_listed(&self, map: &ClusterMap) {
+        self.sealed().retain(|life, _| map.lists(*life));
+    }
+
+    /// Takes shards that the map `since` gives to this life, all with the same list of journals, and
+    /// waits until they may be served: until the adoption is durable, and the former owners answer
+    /// nobody.
+    ///
+    /// # Errors
+    /// If one belongs to another life by now, and if the store does not answer.
+    pub async fn take(&self, shards: &[(GivenShard, u64)]) -> Result<Vec<TakenShard>> {
+        let given: Vec<GivenShard> = shards.iter().map(|(given, _)| given.clone()).collect();
+        let listed = given.first().map_or(&[][..], |first| &first.journals);
+        let mut sealed = BTreeMap::new();
+        for life in listed {
+            sealed.insert(*life, self.seal(*life).await?);
+        }
+        let is_mine = || async {
+            let map = self.maps.newest().await?.context("the cluster's map is gone")?;
+            Ok(shards.iter().all(|(given, since)| {
+                let entry = map.shards().get(usize::from(given.id));
+                entry.is_some_and(|it| it.owner == Some(self.life) && it.since == *since)
+            }))
+        };
+        let taken = self.taker.take(&given, &sealed, is_mine).await?;
+        let silent = sealed.values().filter_map(|sealed| sealed.silent_from()).max();
+        if let Some(silent) = silent {
+            tokio::time::sleep_until(silent).await;
+        }
+        if let Some(adopted) = taken.iter().map(|one| one.adopted).max() {
+            self.until_durable(adopted).await?;
+        }
+        Ok(taken)
+    }
+
+    async fn until_durable(&self, lsn: u64) -> Result<()> {
+        while self.journal.durable() < lsn {
+            if let Some(reason) = self.journal.failed() {
+                bail!("the journal has failed: {reason}");
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+
+    /// Changes the map, and waits until the fate of the change is known. Returns the newest map;
+    /// `Err`: the newest map does not allow the change.
+    ///
+    /// # Errors
+    /// If this process cannot go on: the map is damaged, or the fate can never be known.
+    pub async fn amend(
+        &self,
+        mut steps: impl FnMut(&mut MapDraft) -> Result<(), MapRefusal>,
+    ) -> Result<Result<Arc<ClusterMap>, MapRefusal>> {
+        loop {
+            match self.maps.amend(&mut steps).await {
+                Ok(map) => return Ok(Ok(map)),
+                Err(AmendError::Refused(refusal)) => return Ok(Err(refusal)),
+                Err(AmendError::Unknown { change, error }) => {
+                    tracing::warn!(%error, "a change of the cluster's map has no answer: trying again");
+                    match self.settle(&change).await? {
+                        Some(map) => return Ok(Ok(map)),
+                        None => continue,
+                    }
+                }
+                Err(AmendError::Map(error)) => {
+                    tracing::warn!(%error, "the cluster's map cannot be read: trying again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(AmendError::Contended) => tokio::time::sleep(PAUSE).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Puts a change until its fate is known; `None`: it never counts.
+    async fn settle(
+        &self,
+        change: &super::draft::PendingChange,
+    ) -> Result<Option<Arc<ClusterMap>>> {
+        loop {
+            match self.maps.change(change).await {
+                Ok(MapOutcome::Counts(map)) => return Ok(Some(map)),
+                Ok(MapOutcome::Lost(_)) => return Ok(None),
+                Ok(MapOutcome::Forgotten(_)) => {
+                    bail!("a change of the cluster's map was overtaken: nobody knows if it counts")
+                }
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// Notes in the map that this life has ended, and owns nothing. Its journal must be closed.
+    ///
+    /// # Errors
+    /// See [`amend`](Self::amend). Another server seals the journal then.
+    pub async fn release(&self) -> Result<()> {
+        let life = self.life;
+        match self.amend(|draft| draft.release(life)).await? {
+            Ok(_) => Ok(()),
+            Err(refusal) => bail!("life {life} cannot be released: {refusal}"),
+        }
+    }
+
+    /// Deletes the journal of a life that no map names any more, but not its seals.
+    ///
+    /// # Errors
+    /// If some of its objects may be left.
+    pub async fn remove_journal(&self, life: Life) -> Result<()> {
+        self.sealed().remove(&life);
+        let place = journal_of(&self.store, life);
+        BucketJournal::remove_records(&place, &self.journal_options).await.map_err(Into::into)
+    }
+
+    /// Returns a number that grows with the objects of a life's journal.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn progress_of(&self, life: Life) -> Result<u64> {
+        let place = journal_of(&self.store, life);
+        BucketJournal::newest(&place, &self.journal_options).await.map_err(Into::into)
+    }
+}
+
+/// Returns the newest map, and makes the first one if there is none.
+async fn newest_or_first(maps: &MapStore, shards: u16, lease: Duration) -> Result<Arc<ClusterMap>> {
+    if let Some(map) = maps.newest().await? {
+        return Ok(map);
+    }
+    let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    let first = MapDraft::create(shards, lease_ms)?.finish()?;
+    match maps.change(&first).await? {
+        MapOutcome::Counts(map) | MapOutcome::Lost(map) | MapOutcome::Forgotten(map) => Ok(map),
+    }
+}
+
+/// Adds a new life to the map, and notes that the former one is sealed. Returns `None` if another life
+/// of the node has joined meanwhile.
+async fn join_map(
+    maps: &MapStore,
+    node: NodeId,
+    address: &NodeAddress,
+    former: Option<Life>,
+) -> Result<Option<Life>> {
+    let mut joined = None;
+    let steps = |draft: &mut MapDraft| {
+        if let Some(former) = former
+            && draft.map().member(former).is_some_and(|m| m.state == MemberState::Open)
+        {
+            draft.seal(former, &[])?;
+        }
+        joined = Some(draft.join(node, address.clone())?);
+        Ok(())
+    };
+    match maps.amend(steps).await {
+        Ok(_) => Ok(joined),
+        Err(AmendError::Refused(MapRefusal::NodeIsOpen(_))) => Ok(None),
+        // It may have joined: a later start seals that life.
+        Err(error) => Err(error).context("joining the cluster"),
+    }
+}

@@ -1,0 +1,473 @@
+//! Servers of a cluster that share a store in memory, with engines and journals: they are killed, go
+//! on although their shards were taken over, move shards, and leave.
+
+use super::{
+    ClusterMap, ClusterSeat, GivenShard, Life, MapRefusal, MapShard, MemberState, NodeAddress,
+    NodeId,
+};
+use crate::checkpoint::offline_options;
+use crate::clock::Clock;
+use crate::directory::Location;
+use crate::journal::tests::sim_disk::Rng;
+use crate::journal::{Journal, Lsn};
+use crate::need::{Fault, Need};
+use crate::partition::Partition;
+use crate::place::Place;
+use crate::slot::slot_of;
+use crate::value::{Str, Value};
+use object_store::memory::InMemory;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+
+const NOW: u64 = 1_800_000_000_000;
+const SHARDS: u16 = 3;
+const KEYS: u64 = 40;
+const LEASE: Duration = Duration::from_millis(30);
+
+/// One life of a server.
+struct TestServer {
+    seat: ClusterSeat,
+    journal: Arc<dyn Journal>,
+    partition: Partition,
+    /// Lsns of adoptions whose journals are still listed.
+    adopted: BTreeMap<u16, Lsn>,
+    writes: Vec<(u64, u64, Lsn)>,
+}
+
+/// What all lives of all servers have done.
+struct World {
+    store: Place,
+    dice: Rng,
+    next: u64,
+    /// The greatest number of each key that was durable once.
+    durable: BTreeMap<u64, u64>,
+    /// Killed lives that go on.
+    zombies: Vec<TestServer>,
+}
+
+fn key(n: u64) -> Vec<u8> {
+    format!("key:{n}").into_bytes()
+}
+
+fn number(value: &Value) -> u64 {
+    match value {
+        Value::Absent => 0,
+        Value::Str(text) => std::str::from_utf8(&text.whole().unwrap()).unwrap().parse().unwrap(),
+        _ => panic!("no other values are written"),
+    }
+}
+
+impl TestServer {
+    async fn join(store: &Place, node: u8) -> Self {
+        let location = Location { store: store.clone(), journal: None };
+        let mut options = offline_options(&location).await.unwrap();
+        (options.databases, options.lease, options.default_shards) = (1, LEASE, SHARDS);
+        let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
+        let joined =
+            ClusterSeat::join(options, Clock::default(), NodeId([node; 20]), &address).await;
+        let (directory, seat) = joined.unwrap();
+        let journal = directory.journal.clone();
+        let partition = directory.into_partitions(1, 1).0.remove(0);
+        Self { seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() }
+    }
+
+    async fn map(&self) -> Arc<ClusterMap> {
+        self.seat.maps().newest().await.unwrap().unwrap()
+    }
+
+    /// Takes all shards that the newest map gives it.
+    async fn take(&mut self) {
+        let map = self.map().await;
+        let life = self.seat.life();
+        let mut groups: BTreeMap<Vec<Life>, Vec<MapShard>> = BTreeMap::new();
+        let is_here = |shard: &MapShard| self.partition.shards.contains_key(&shard.id);
+        for shard in map.owned_by(life).filter(|shard| !is_here(shard)) {
+            groups.entry(shard.journals.clone()).or_default().push(shard.clone());
+        }
+        for (journals, group) in groups {
+            let journals: Vec<Life> = journals.into_iter().filter(|it| *it != life).collect();
+            let given = |shard: &MapShard| {
+                let journals = journals.clone();
+                (GivenShard { id: shard.id, journals, is_begun: shard.is_begun }, shard.since)
+            };
+            let given: Vec<_> = group.iter().map(given).collect();
+            for taken in self.seat.take(&given).await.unwrap() {
+                self.adopted.insert(taken.shard.id, taken.adopted);
+                self.partition.attach(taken.shard).unwrap();
+            }
+        }
+    }
+
+    /// Takes as many parked shards as it lacks.
+    async fn take_parked(&mut self) {
+        let life = self.seat.life();
+        let taken = self.seat.amend(|draft| {
+            let parked = draft.map().shards().iter().filter(|shard| shard.owner.is_none());
+            let parked: Vec<u16> = parked.map(|shard| shard.id).collect();
+            if parked.is_empty() {
+                return Err(MapRefusal::NoChange);
+            }
+            parked.into_iter().try_for_each(|shard| draft.take_parked(shard, life))
+        });
+        drop(taken.await.unwrap());
+        self.take().await;
+    }
+
+    async fn load(&mut self, need: Need) {
+        let loaded = self.partition.plan_load(vec![need]).unwrap().run(&Handle::current()).await;
+        self.partition.finish_load(loaded).unwrap();
+    }
+
+    fn owns(&self, n: u64) -> bool {
+        let shard = self.partition.store.layout().shard_of(slot_of(&key(n)));
+        self.partition.shards.contains_key(&shard)
+    }
+
+    /// Returns the number of a key.
+    async fn get(&mut self, n: u64) -> u64 {
+        loop {
+            self.partition.store.begin(NOW, true);
+            match self.partition.store.entry(0, &key(n)) {
+                Ok(entry) => return entry.map_or(0, |entry| number(&entry.value)),
+                Err(Fault::Miss(need)) => self.load(*need).await,
+                Err(fault) => panic!("{fault:?}"),
+            }
+        }
+    }
+
+    /// Writes a number. It is in the journal, and not durable yet; `None`: the journal has ended.
+    async fn put(&mut self, n: u64, value: u64) -> Option<()> {
+        loop {
+            self.partition.store.begin(NOW, true);
+            let text = Value::Str(Str::new(value.to_string().as_bytes()));
+            match self.partition.store.entry_mut(0, &key(n)) {
+                Ok(mut entry) => {
+                    entry.value = text;
+                    self.partition.commit(NOW).ok()?;
+                    self.writes.push((n, value, self.journal.end()));
+                    return Some(());
+                }
+                Err(Fault::Miss(need)) => self.load(*need).await,
+                Err(fault) => panic!("{fault:?}"),
+            }
+        }
+    }
+
+    /// Notes which writes are durable by now.
+    fn settle(&mut self, durable: &mut BTreeMap<u64, u64>) {
+        let up_to = self.journal.durable();
+        self.partition.observe_durable();
+        self.writes.retain(|(n, value, lsn)| {
+            if *lsn <= up_to {
+                let known = durable.entry(*n).or_default();
+                *known = (*known).max(*value);
+            }
+            *lsn > up_to
+        });
+    }
+
+    /// Waits until everything is durable; false if the journal has ended.
+    async fn sync(&self) -> bool {
+        let end = self.journal.end();
+        while self.journal.durable() < end {
+            if self.journal.failed().is_some() {
+                return false;
+            }
+            self.journal.request_sync(end);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        true
+    }
+
+    /// Flushes a shard, and drops the journals of others from its list.
+    async fn flush(&mut self, id: u16) {
+        let mut detached = self.partition.detach(id).unwrap();
+        detached.flush(&self.journal).await.unwrap();
+        let shard = detached.into_shard();
+        let flushed = shard.flushed();
+        self.partition.attach(shard).unwrap();
+        let life = self.seat.life();
+        if self.adopted.get(&id).is_some_and(|lsn| flushed >= *lsn) {
+            self.adopted.remove(&id);
+            drop(self.seat.amend(|draft| draft.note_flushed(id, life)).await.unwrap());
+        }
+    }
+
+    /// Gives a shard to another life, or to nobody.
+    async fn give(&mut self, id: u16, to: Option<Life>) {
+        let mut detached = self.partition.detach(id).unwrap();
+        detached.flush(&self.journal).await.unwrap();
+        detached.close(&self.journal).await.unwrap();
+        self.adopted.remove(&id);
+        let life = self.seat.life();
+        let given = self.seat.amend(|draft| match to {
+            Some(to) => draft.give(id, life, to),
+            None => draft.park(id, life),
+        });
+        given.await.unwrap().unwrap();
+    }
+
+    /// Ends a life that is to be taken for dead, and shares its shards out.
+    async fn take_over(&self, ended: Life, heirs: &[Life]) {
+        self.seat.seal(ended).await.unwrap();
+        let sealed = self.seat.amend(|draft| {
+            let owned: Vec<u16> = draft.map().owned_by(ended).map(|shard| shard.id).collect();
+            let heirs = heirs.iter().cycle();
+            let shares: Vec<(u16, Life)> = owned.into_iter().zip(heirs.copied()).collect();
+            draft.seal(ended, &shares)
+        });
+        sealed.await.unwrap().unwrap();
+    }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let store = Place::within(Arc::new(InMemory::new()), "data".into(), "memory:");
+        Self { store, dice: Rng::new(seed), next: 0, durable: BTreeMap::new(), zombies: Vec::new() }
+    }
+
+    /// Writes to some keys of a server; sometimes what was written is not durable when it ends.
+    async fn write(&mut self, server: &mut TestServer) {
+        for _ in 0..self.dice.below(12) {
+            let n = self.dice.below(KEYS);
+            if server.owns(n) {
+                self.next += 1;
+                server.put(n, self.next).await.unwrap();
+            }
+        }
+        if self.dice.below(3) > 0 {
+            assert!(server.sync().await);
+        }
+        server.settle(&mut self.durable);
+    }
+
+    /// Checks that a server shows everything that was durable once, of its keys.
+    async fn check(&mut self, server: &mut TestServer, seed: u64) {
+        for n in (0..KEYS).filter(|n| self.dice.below(4) == 0 || n % 5 == 0) {
+            if server.owns(n) {
+                let (found, least) = (server.get(n).await, self.durable.get(&n).copied());
+                assert!(
+                    found >= least.unwrap_or(0),
+                    "seed {seed}: key {n}: {found}, not {least:?}"
+                );
+                // A later owner must not show less than that.
+                if server.sync().await {
+                    let known = self.durable.entry(n).or_default();
+                    *known = (*known).max(found);
+                }
+            }
+        }
+    }
+
+    /// Lets killed lives go on: whatever they write is never durable.
+    async fn disturb(&mut self, seed: u64) {
+        for zombie in &mut self.zombies {
+            let Some(n) = (0..KEYS).find(|n| zombie.owns(*n)) else { continue };
+            self.next += 1;
+            if zombie.put(n, self.next).await.is_some() {
+                let lsn = zombie.journal.end();
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                let durable = zombie.journal.durable();
+                assert!(durable < lsn, "seed {seed}: a sealed life has stored a write");
+            }
+        }
+    }
+}
+
+/// Runs a history of some servers.
+async fn history(seed: u64) {
+    let mut world = World::new(seed);
+    let mut servers = vec![TestServer::join(&world.store, 0).await];
+    servers[0].take().await;
+    let mut node = 0;
+    for _ in 0..14 {
+        let at = world.dice.below(servers.len() as u64) as usize;
+        let mut server = servers.remove(at);
+        world.write(&mut server).await;
+        world.check(&mut server, seed).await;
+        match world.dice.below(6) {
+            0 if servers.len() < 3 => {
+                node += 1;
+                let mut joined = TestServer::join(&world.store, node).await;
+                joined.take().await;
+                servers.extend([server, joined]);
+            }
+            1 => {
+                for id in server.partition.shards.keys().copied().collect::<Vec<_>>() {
+                    server.flush(id).await;
+                }
+                servers.push(server);
+            }
+            2 | 3 if !servers.is_empty() => {
+                let heirs: Vec<Life> = servers.iter().map(|other| other.seat.life()).collect();
+                servers[0].take_over(server.seat.life(), &heirs).await;
+                world.zombies.push(server);
+                world.disturb(seed).await;
+                for other in &mut servers {
+                    other.take().await;
+                }
+            }
+            4 if !servers.is_empty() => {
+                let owned: Vec<u16> = server.partition.shards.keys().copied().collect();
+                if let Some(id) = owned.first() {
+                    server.give(*id, Some(servers[0].seat.life())).await;
+                    servers[0].take().await;
+                }
+                servers.push(server);
+            }
+            _ => {
+                let to = servers.first().map(|other| other.seat.life());
+                for id in server.partition.shards.keys().copied().collect::<Vec<_>>() {
+                    server.give(id, to).await;
+                }
+                server.journal.close().unwrap();
+                server.seat.release().await.unwrap();
+                if servers.is_empty() {
+                    node += 1;
+                    servers.push(TestServer::join(&world.store, node).await);
+                }
+                servers[0].take_parked().await;
+            }
+        }
+        forget(&servers[0].seat).await;
+    }
+    for server in &mut servers {
+        world.check(server, seed).await;
+    }
+    let owned: BTreeSet<u16> =
+        servers.iter().flat_map(|server| server.partition.shards.keys().copied()).collect();
+    assert_eq!(owned.len(), usize::from(SHARDS), "seed {seed}: not all shards are served");
+}
+
+/// Takes lives that nobody needs from the map, and deletes their journals.
+async fn forget(seat: &ClusterSeat) {
+    let mut gone = Vec::new();
+    let forgotten = seat.amend(|draft| {
+        gone = draft.forget()?;
+        Ok(())
+    });
+    if let Ok(map) = forgotten.await.unwrap() {
+        assert!(gone.iter().all(|life| map.is_forgotten(*life)));
+        seat.keep_listed(&map);
+        for life in gone {
+            seat.remove_journal(life).await.unwrap();
+        }
+    }
+}
+
+#[test]
+fn nothing_durable_is_lost_whoever_owns_it() {
+    let threads = (0..4u64).map(|thread| {
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap();
+            for seed in (0..12).filter(|seed| seed % 4 == thread) {
+                runtime.block_on(history(seed));
+            }
+        })
+    });
+    for thread in threads.collect::<Vec<_>>() {
+        thread.join().unwrap();
+    }
+}
+
+/// A node whose process was killed joins again: it seals its former life itself, and has its shards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_node_that_starts_again_has_what_it_had() {
+    let mut world = World::new(5);
+    let mut former = TestServer::join(&world.store, 1).await;
+    former.take().await;
+    for n in 0..KEYS {
+        former.put(n, n + 1).await.unwrap();
+    }
+    assert!(former.sync().await);
+    former.settle(&mut world.durable);
+    let life = former.seat.life();
+    world.zombies.push(former);
+    let mut again = TestServer::join(&world.store, 1).await;
+    let map = again.map().await;
+    assert_eq!(map.member(life).map(|member| member.state), Some(MemberState::Sealed));
+    assert_eq!(map.owned_by(again.seat.life()).count(), usize::from(SHARDS));
+    again.take().await;
+    for n in 0..KEYS {
+        assert_eq!(again.get(n).await, n + 1);
+    }
+    world.disturb(5).await;
+}
+
+/// Its engine belongs to a later owner by now: it is neither opened nor closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_late_taker_closes_no_engine_of_a_later_owner() {
+    let world = World::new(1);
+    let late = TestServer::join(&world.store, 0).await;
+    let map = late.map().await;
+    let mut owner = TestServer::join(&world.store, 1).await;
+    owner.take_over(late.seat.life(), &[owner.seat.life()]).await;
+    owner.take().await;
+    let shard = &map.shards()[0];
+    let given = GivenShard { id: 0, journals: Vec::new(), is_begun: shard.is_begun };
+    let refused =
+        late.seat.take(&[(given, shard.since)]).await.err().map(|error| error.to_string());
+    assert!(refused.as_ref().is_some_and(|why| why.contains("another server")), "{refused:?}");
+    for n in 0..KEYS {
+        owner.put(n, 1).await.unwrap();
+    }
+    assert!(owner.sync().await);
+    owner.flush(0).await;
+}
+
+/// The former owner may answer until its lease is over, whoever has sealed its journal, and when.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nobody_serves_what_a_life_may_still_show() {
+    let world = World::new(2);
+    let mut former = TestServer::join(&world.store, 0).await;
+    former.take().await;
+    let mut heir = TestServer::join(&world.store, 1).await;
+    heir.take_over(former.seat.life(), &[heir.seat.life()]).await;
+    let begun = std::time::Instant::now();
+    let lease = former.journal.lease().unwrap();
+    heir.take().await;
+    assert!(!lease.holds(), "{:?} after the journal was sealed", begun.elapsed());
+    // One that has released its journal is not waited for.
+    for id in heir.partition.shards.keys().copied().collect::<Vec<_>>() {
+        heir.give(id, None).await;
+    }
+    heir.journal.close().unwrap();
+    let sealed = former_of(&world.store, heir.seat.life()).await;
+    assert!(sealed.silent_from().is_none());
+}
+
+async fn former_of(store: &Place, life: Life) -> Arc<super::SealedLife> {
+    TestServer::join(store, 9).await.seat.seal(life).await.unwrap()
+}
+
+/// Its records are deleted, and what it puts late still meets the seal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_forgotten_life_stays_sealed() {
+    let mut world = World::new(3);
+    let mut former = TestServer::join(&world.store, 0).await;
+    former.take().await;
+    for n in 0..KEYS {
+        former.put(n, n + 1).await.unwrap();
+    }
+    assert!(former.sync().await);
+    former.settle(&mut world.durable);
+    let life = former.seat.life();
+    let mut heir = TestServer::join(&world.store, 1).await;
+    heir.take_over(life, &[heir.seat.life()]).await;
+    heir.take().await;
+    for id in 0..SHARDS {
+        heir.flush(id).await;
+    }
+    forget(&heir.seat).await;
+    let sealed = heir.seat.seal(life).await.unwrap();
+    assert_eq!((sealed.end(), heir.map().await.is_forgotten(life)), (0, true), "records are left");
+    world.zombies.push(former);
+    world.disturb(3).await;
+    world.check(&mut heir, 3).await;
+}

@@ -1,0 +1,205 @@
+//! Taking shards: from other lives, which have ended or have given them away, or new ones.
+//!
+//! The order is that of RFC 16. The engine's writer epoch is read first, then the map must still
+//! name this life as the owner, then the engine is opened, if no other process has opened it
+//! meanwhile. So a process that was asleep closes no engine of a later owner. The records of all
+//! listed journals are merged, in their order, and an *adoption* is appended to the own journal: its
+//! lsn, and so that of each later record, is above all lsns of the shard so far.
+
+use super::lives::SealedLife;
+use super::member::Life;
+use crate::clock::Clock;
+use crate::commit::Sealed;
+use crate::control::Control;
+use crate::directory::{EngineOpener, Manifest, OpenOptions, StartReplay, outdated, shard_place};
+use crate::encoding::{prefix_range, row};
+use crate::engine::{Claim, Engine};
+use crate::journal::{BucketJournal, Journal, Lsn};
+use crate::place::Place;
+use crate::shard::Shard;
+use anyhow::{Context, Result, bail};
+use futures::future::try_join_all;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A shard that the map gives to this life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenShard {
+    pub id: u16,
+    /// The other lives whose journals may have records of it that its engine lacks, in order.
+    pub journals: Vec<Life>,
+    /// True if an owner has stored something in its engine, so that this must exist.
+    pub is_begun: bool,
+}
+
+/// A shard that was taken, and may be served once its adoption is durable and the lives before this
+/// one answer no more.
+#[derive(Debug)]
+pub struct TakenShard {
+    pub shard: Shard,
+    /// The lsn of its adoption: once the engine has flushed up to there, it needs no journal of
+    /// another life.
+    pub adopted: Lsn,
+}
+
+/// Takes shards for one life of this process.
+pub(super) struct ShardTaker {
+    store: Place,
+    manifest: Manifest,
+    opener: EngineOpener,
+    journal: Arc<BucketJournal>,
+    clock: Clock,
+    databases: u32,
+    /// Bytes of the filter of keys of one shard.
+    presence_bytes: usize,
+    /// Bytes of replayed rows from which on the engines get them.
+    replay_bytes: usize,
+}
+
+/// A shard whose engine is open.
+struct OpenedShard {
+    id: u16,
+    engine: Engine,
+    control: Control,
+}
+
+impl ShardTaker {
+    pub(crate) fn new(
+        options: &OpenOptions,
+        manifest: Manifest,
+        journal: Arc<BucketJournal>,
+        clock: Clock,
+    ) -> Self {
+        Self {
+            store: options.store.clone(),
+            opener: EngineOpener::new(options, &manifest, &clock),
+            presence_bytes: options.presence_bytes / usize::from(manifest.layout().shards.max(1)),
+            replay_bytes: options.replay_bytes,
+            databases: options.databases,
+            manifest,
+            journal,
+            clock,
+        }
+    }
+
+    /// Takes shards that all have the same list of journals. `sealed`: the journals of other lives;
+    /// `is_mine` looks at the newest map. Must run on the background runtime.
+    ///
+    /// # Errors
+    /// If one of the shards belongs to another life by now; then none is taken.
+    pub(super) async fn take<F>(
+        &self,
+        given: &[GivenShard],
+        sealed: &BTreeMap<Life, Arc<SealedLife>>,
+        is_mine: impl Fn() -> F,
+    ) -> Result<Vec<TakenShard>>
+    where
+        F: Future<Output = Result<bool>>,
+    {
+        let Some(first) = given.first() else { return Ok(Vec::new()) };
+        let mut journals = Vec::with_capacity(first.journals.len());
+        for life in &first.journals {
+            let journal = sealed.get(life).with_context(|| format!("life {life} is not sealed"))?;
+            self.clock.at_least(journal.recovered().max_time_ms());
+            journals.push(journal);
+        }
+        let opened = self.open(given, is_mine).await?;
+        let stale = opened
+            .iter()
+            .map(|one| (one.engine.clone(), outdated(&one.control, one.id, &self.manifest)));
+        let known = self.manifest.layout().shards;
+        let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, known);
+        let ends = journals.iter().map(|journal| journal.end());
+        let above = opened.iter().map(|one| one.end()).chain(ends).max().unwrap_or(0);
+        let mut applied: Vec<Lsn> = opened.iter().map(|one| one.applied()).collect();
+        let mut shards: Vec<Shard> = opened.into_iter().map(|one| self.shard(one)).collect();
+        for shard in shards.iter_mut().filter(|_| !journals.is_empty()) {
+            shard.inherit(above);
+        }
+        for journal in journals {
+            let records = replay.run(journal.recovered(), &mut shards, &applied).await?;
+            tracing::info!(
+                life = journal.life().0,
+                records,
+                "the journal of another life was read"
+            );
+            applied.iter_mut().for_each(|lsn| *lsn = (*lsn).max(journal.end()));
+        }
+        shards.iter_mut().for_each(Shard::end_replay);
+        let adopted = self.adopt(&mut shards, above)?;
+        self.journal.request_sync(adopted);
+        replay.delete_stale().await?;
+        shards.iter().for_each(|shard| self.journal.flushed(shard.id, shard.flushed()));
+        Ok(shards.into_iter().map(|shard| TakenShard { shard, adopted }).collect())
+    }
+
+    /// Opens the engines, if all the shards belong to this life.
+    async fn open<F>(
+        &self,
+        given: &[GivenShard],
+        is_mine: impl Fn() -> F,
+    ) -> Result<Vec<OpenedShard>>
+    where
+        F: Future<Output = Result<bool>>,
+    {
+        let places = given.iter().map(|one| shard_place(&self.store, one.id).join("db"));
+        let places: Vec<Place> = places.collect();
+        let epochs = try_join_all(places.iter().map(Engine::writer_epoch)).await?;
+        for (one, epoch) in given.iter().zip(&epochs) {
+            if one.is_begun && *epoch == 0 {
+                bail!("the files of shard {} are missing in {}", one.id, self.store);
+            }
+        }
+        if !is_mine().await? {
+            bail!("the shards belong to another server by now");
+        }
+        let opening = given.iter().zip(epochs).map(|(one, epoch)| self.open_one(one.id, epoch));
+        try_join_all(opening).await
+    }
+
+    async fn open_one(&self, id: u16, epoch: u64) -> Result<OpenedShard> {
+        let files = |place: &Place| Ok(place.stamping());
+        let engine = self.opener.open(id, &files, Claim::After(epoch)).await?;
+        let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+        let control = Control::read(&rows).map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
+        let identity = self.manifest.identity(id);
+        if control.identity.is_some_and(|found| found != identity) {
+            bail!("{}/shard-{id} is a shard of another data directory, or another one", self.store);
+        }
+        Ok(OpenedShard { id, engine, control })
+    }
+
+    fn shard(&self, opened: OpenedShard) -> Shard {
+        let OpenedShard { id, engine, control } = opened;
+        Shard::new(id, engine, self.journal.epoch(), control, self.presence_bytes)
+    }
+
+    /// Appends the adoption, which also gives new shards their generations.
+    fn adopt(&self, shards: &mut [Shard], above: Lsn) -> Result<Lsn> {
+        let mut record = Sealed::default();
+        for shard in shards.iter() {
+            let ops = record.ops.entry(shard.id).or_default();
+            for (db, generation) in shard.generations().missing(self.databases) {
+                ops.generation(db, generation, 0);
+            }
+        }
+        let (ids, body) = (record.shards(), record.body());
+        let lsn = self.journal.adopt(above, self.clock.now_ms(), &ids, &body)?;
+        for shard in shards {
+            shard.merge_sealed(lsn, &record.ops[&shard.id]);
+        }
+        Ok(lsn)
+    }
+}
+
+impl OpenedShard {
+    /// Returns the lsn up to which the engine has all records.
+    fn applied(&self) -> Lsn {
+        self.control.applied.max(self.control.complete.unwrap_or(0))
+    }
+
+    /// Returns the greatest lsn of which the engine may have rows.
+    fn end(&self) -> Lsn {
+        self.applied().max(self.control.reaches)
+    }
+}
