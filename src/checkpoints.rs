@@ -157,12 +157,17 @@ impl Drop for Wanting {
 }
 
 /// Error of a checkpoint that would have, or has, a part of a data set.
+const SHARED: &str = "the shards of a cluster belong to several servers: back up its bucket with the \
+    means of the store";
 const PARTIAL: &str = "the data set of a primary is being loaded, and a part of it is there only";
 
 async fn run(node: &Node, purpose: Purpose) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
     let catalog = Catalog::of(&source.store);
+    if node.cluster.is_some() {
+        return Err(SHARED.into());
+    }
     let whole = node.health.replica.whole_since();
     if whole.is_none() {
         return Err(PARTIAL.into());

@@ -1,5 +1,6 @@
 //! The end of a server: waits for its workers, and stores what is left.
 
+use crate::membership::Membership;
 use crate::node::{Node, ShutdownRequest};
 use crate::signals::Stops;
 use anyhow::{Context, Result};
@@ -21,6 +22,24 @@ const CLOSE_FULL: Duration = Duration::from_secs(5);
 
 /// Interval at which a stop looks whether the store answers.
 const STORE_LOOK: Duration = Duration::from_millis(100);
+
+/// Leaves the cluster: others get this server's shards. Gives that up if the store is away, or if the
+/// server is told once more to end.
+pub(crate) async fn leave_cluster(
+    membership: &Membership,
+    node: &Node,
+    request: ShutdownRequest,
+    stops: &mut Stops,
+) {
+    tokio::select! {
+        () = membership.leave(request) => {}
+        () = stops.insisted() => membership.end(),
+        () = until_store_is_silent(node) => {
+            tracing::warn!("the store does not answer: this server does not leave the cluster in order");
+            membership.end();
+        }
+    }
+}
 
 /// Waits for the workers, and completes what is stored.
 ///

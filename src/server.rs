@@ -7,12 +7,14 @@
 use crate::accept::accept_from;
 use crate::acl::{Accounts, load_accounts};
 use crate::checkpoints::run_periodically;
-use crate::closing::{DRAIN, drain};
+use crate::closing::{DRAIN, drain, leave_cluster};
+use crate::cluster::Cluster;
 use crate::commands;
 use crate::config::{Compression, Config, Settings, SupervisedBy};
 use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket, SocketSets, addresses};
 use crate::log;
+use crate::membership::{self, Membership, Opened};
 use crate::node::{
     Budget, Checkpoints, ListenChange, Node, NodeParts, PauseReason, ShutdownRequest, StoredState,
     Surroundings, sync_mode,
@@ -28,6 +30,7 @@ use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
+use flagstone_storage::cluster::ClusterSeat;
 use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir};
 use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
@@ -126,8 +129,9 @@ pub fn run(prepared: Prepared) -> Result<()> {
     supervisor.iter().for_each(|supervisor| supervisor.tell("STATUS=Opening the data directory"));
     let clock = Clock::default();
     let archive = options.location().archive();
-    let opening = background.spawn(Directory::open(options, clock.clone()));
+    let opening = background.spawn(membership::open(options, clock.clone(), settings.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
+    let Opened { directory: opened, joined } = opened;
     let hidden = if settings.cluster_enabled { opened.keys_from(1) } else { 0 };
     if hidden > 0 {
         anyhow::bail!(
@@ -145,7 +149,8 @@ pub fn run(prepared: Prepared) -> Result<()> {
         tls,
     };
     let outside = (&background, http, supervisor.map(Arc::new));
-    let served = serve((&config, accounts), surroundings, (opened, archive), clock, outside);
+    let data = (opened, archive, joined);
+    let served = serve((&config, accounts), surroundings, data, clock, outside);
     handshakes.shutdown_background();
     background.shutdown_timeout(DRAIN);
     served
@@ -222,7 +227,7 @@ fn make_dir(settings: &Settings) {
 fn serve(
     (config, accounts): (&Arc<Config>, Arc<Accounts>),
     surroundings: Surroundings,
-    (mut opened, archive): (Directory, Place),
+    (mut opened, archive, joined): OpenData,
     clock: Clock,
     (background, http, supervisor): Outside<'_>,
 ) -> Result<()> {
@@ -231,24 +236,19 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let checkpoints = Checkpoints::new(checkpoint_source(&opened, settings, clock), archive);
-    let node = Node::new(NodeParts {
+    let parts = NodeParts {
         config: config.clone(),
         accounts,
-        checkpoints,
+        checkpoints: Checkpoints::new(checkpoint_source(&opened, settings, clock), archive),
         workers: total,
         shard_workers,
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         stored: stored_state(&mut opened),
+        cluster: joined.as_ref().map(|(_, cluster)| cluster.clone()),
         surroundings,
-    });
-    let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
-    node.figures.start.replayed = opened.replayed;
-    if supervisor.is_some() {
-        node.figures.start.supervised = SupervisedBy::Systemd.as_str();
-    }
-    let node = Arc::new(node);
+    };
+    let node = Arc::new(new_node(parts, opened.replayed, supervisor.is_some())?);
     node.apply_commit_window();
     primary::resume(&node, opened.feed_tail.take());
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
@@ -289,16 +289,34 @@ fn serve(
     background.spawn(serve_changes(listening, node.clone(), peers.clone()));
     background.spawn(run_periodically(node.clone()));
     background.spawn(primary::run_feeder(node.clone(), peers.clone()));
+    let membership = joined.map(|joined| Membership::begin(joined, node.clone(), peers.clone()));
     // Long-running scripts see its end, whatever asked for it.
     let request = background.block_on(wait_for_stop(&node, &peers, &mut stops));
     supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
     http.iter().for_each(HttpPort::end);
+    membership.iter().for_each(|it| {
+        background.block_on(leave_cluster(it, &node, request, &mut stops));
+    });
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
+    membership.iter().for_each(|it| background.block_on(it.release(drained.is_ok())));
     // Until now the HTTP port has told why nothing is served.
     drop((locks, http));
     drained
 }
+
+fn new_node(parts: NodeParts, replayed: u64, is_supervised: bool) -> Result<Node> {
+    let mut node =
+        Node::new(parts).map_err(anyhow::Error::msg).context("libraries of functions")?;
+    node.figures.start.replayed = replayed;
+    if is_supervised {
+        node.figures.start.supervised = SupervisedBy::Systemd.as_str();
+    }
+    Ok(node)
+}
+
+/// An open directory, the place of its journal's archive, and the seat in a cluster.
+type OpenData = (Directory, Place, Option<(Arc<ClusterSeat>, Arc<Cluster>)>);
 
 /// The parts of the process around the node.
 type Outside<'a> = (&'a Runtime, Option<HttpPort>, Option<Arc<Supervisor>>);

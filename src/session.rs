@@ -3,6 +3,7 @@
 
 use crate::acl::Account;
 use crate::clients::{Client, ClientState};
+use crate::cluster::IncomingLink;
 use crate::command::{Command, Request};
 use crate::config::Settings;
 use crate::followers::{ReplicaWish, SyncWish};
@@ -64,6 +65,8 @@ pub struct Session {
     pub replica: Option<Box<ReplicaWish>>,
     /// Set once it has asked for the stream: it is served as a replica from now on.
     pub sync: Option<SyncWish>,
+    /// The link of another server of the cluster, which sends messages.
+    pub link: Option<Box<IncomingLink>>,
     /// Greatest journal position of a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -92,6 +95,7 @@ impl Session {
             watches: None,
             replica: None,
             sync: None,
+            link: None,
             written: 0,
         }
     }
@@ -108,7 +112,16 @@ impl Session {
     /// Returns true if it is subscribed in RESP2, in which a subscriber may run few commands only.
     #[inline]
     pub fn is_subscriber(&self) -> bool {
-        self.subscriptions.is_some() && self.proto == Proto::Resp2
+        // Others may have ended the last one.
+        self.proto == Proto::Resp2
+            && self.subscriptions.as_ref().is_some_and(|subscriptions| !subscriptions.is_empty())
+    }
+
+    /// Returns true if it may send large requests: it has authenticated, or need not, or is a server of
+    /// the cluster.
+    #[inline]
+    pub fn is_trusted(&self) -> bool {
+        self.authenticated || self.link.as_ref().is_some_and(|link| link.is_proven())
     }
 
     /// Moves its pushes into a reply, ahead of the reply itself. If replies are switched off, they

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 
 /// Commands that the reference does not have; hash fields with a time to live are Redis 7.4's.
 const BEYOND: &[&str] = &[
+    "cluster|beat",
+    "cluster|link",
+    "cluster|spread",
     "flagstone",
     "flagstone|bigkeys",
     "flagstone|branch",

@@ -10,6 +10,7 @@ macro_rules! say {
 
 mod backup;
 mod check;
+mod cluster;
 mod connection;
 mod export;
 mod import;
@@ -36,6 +37,7 @@ enum CliCommand {
     Import(import::ImportArguments),
     Export(export::ExportArguments),
     Reshard(reshard::ReshardArguments),
+    Cluster(cluster::ClusterArguments),
     /// Copy a checkpoint of a data directory to another place
     Backup(backup::BackupArgs),
     /// Make a data directory from a backup or a checkpoint
@@ -54,6 +56,7 @@ impl CliCommand {
             Self::Import(arguments) => import::run(&arguments),
             Self::Export(arguments) => export::run(&arguments),
             Self::Reshard(arguments) => reshard::run(&arguments),
+            Self::Cluster(arguments) => cluster::run(&arguments),
             Self::Backup(args) => args.run(),
             Self::Restore(args) => args.run(),
             Self::Branch(args) => args.run(),

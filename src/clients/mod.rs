@@ -9,12 +9,14 @@ mod arrivals;
 mod farewell;
 mod refusals;
 mod roll;
+mod subscribed;
 mod turn;
 mod watch;
 
 pub use arrivals::Arrival;
 pub use refusals::Refusals;
 pub use roll::{Clients, STRANGER_TIME};
+pub use subscribed::ShardChannels;
 pub use turn::{Cancel, Ended, Turn};
 pub use watch::Watch;
 
@@ -78,6 +80,8 @@ bitflags! {
         const REPLICA = 1 << 16;
         /// READONLY: the client reads from a replica without being sent to its primary.
         const READONLY = 1 << 17;
+        /// The connection is that of another server of the cluster; it is not shown.
+        const SERVER = 1 << 18;
     }
 }
 
@@ -124,6 +128,7 @@ pub struct Client {
     last_command: AtomicU32,
     /// Number of subscriptions to channels, patterns and shard channels.
     pub subscriptions: [AtomicU32; 3],
+    shard_channels: ShardChannels,
     /// Number of commands queued in a transaction; -1 without one.
     pub queued: AtomicI32,
     /// Number of watched keys.
@@ -187,6 +192,7 @@ impl Client {
             redirect: AtomicU64::new(0),
             last_command: AtomicU32::new(0),
             subscriptions: Default::default(),
+            shard_channels: ShardChannels::default(),
             queued: AtomicI32::new(-1),
             watched: AtomicU32::new(0),
             query_bytes: AtomicU64::new(0),
@@ -317,10 +323,11 @@ impl Client {
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
-    /// Returns true if it may be idle for any time: it is subscribed, monitors, is blocked, or follows.
+    /// Returns true if it may be idle for any time: it is subscribed, monitors, is blocked, follows, or is
+    /// a server of the cluster.
     pub fn may_be_idle(&self) -> bool {
         let states = ClientState::PUBSUB | ClientState::MONITOR | ClientState::BLOCKED;
-        self.is(states | ClientState::REPLICA)
+        self.is(states | ClientState::REPLICA | ClientState::SERVER)
     }
 
     /// Resets the state that RESET resets.

@@ -50,7 +50,7 @@ const THREADS: &str = "threads are set by workers, net-workers and background-wo
 const ALLOCATOR: &str = "the allocator needs no tuning or defragmentation";
 const REPLICATION: &str =
     "data sets are received in a file, and each replica is sent one of its own";
-const CLUSTER: &str = "a cluster of this server has one node";
+const CLUSTER: &str = "servers of a cluster share a bucket, and need no such thing";
 const HANDSHAKES: &str = "handshakes run on a thread of their own";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
@@ -282,7 +282,8 @@ pub(super) static TABLE: &[Directive] = &[
     d("bind-source-addr", OptionalText, "", "source address of outgoing connections").inert(REPLICATION),
 
     // Cluster.
-    d("cluster-enabled", YesNo, "no", "answer clients of a cluster, as a cluster of one node that owns all slots").immutable(),
+    d("cluster-enabled", YesNo, "no", "answer clients of a cluster: one of several servers over a bucket, or, with a local directory, a cluster of one node that owns all slots").immutable(),
+    d("cluster-lease-ms", Integer((100, 60_000)), "3000", "milliseconds for which a server may answer after it has proven that it owns its shards; fixed when a cluster is made").immutable(),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
     d("cluster-port", Integer(PORT), "0", "port of the cluster bus that clients are told; nobody listens on it").immutable(),
     d("cluster-announce-ip", OptionalText, "", "address to announce"),
@@ -310,7 +311,7 @@ pub(super) static TABLE: &[Directive] = &[
 
     // TLS.
     d("tls-port", Integer(PORT), "0", "TCP port for TLS; 0: none"),
-    d("tls-cluster", YesNo, "no", "MIGRATE secures its connections by TLS"),
+    d("tls-cluster", YesNo, "no", "MIGRATE and servers of a cluster secure their connections by TLS"),
     d("tls-replication", YesNo, "no", "secure the connection to the primary by TLS; it takes effect when the link connects"),
     d("tls-auth-clients", OneOf(&["no", "yes", "optional"]), "yes", "whether a client of tls-port needs a certificate that tls-ca-cert-file or tls-ca-cert-dir vouches for; optional: it may have one"),
     d("tls-cert-file", OptionalText, "", "certificate of the server, with those between it and its authority; PEM"),

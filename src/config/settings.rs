@@ -429,6 +429,8 @@ settings! {
 
     // Cluster.
     cluster_enabled: bool = |v, _| v.flag("cluster-enabled");
+    /// Of a new cluster.
+    cluster_lease_ms: u64 = |v, _| v.number("cluster-lease-ms");
     /// Zero: the port for clients and 10000.
     cluster_port: u16 = |v, _| v.number("cluster-port");
     /// `None`: the address that the client has reached.

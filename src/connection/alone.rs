@@ -4,6 +4,7 @@ use super::step::{Manner, NextStep};
 use super::wire::Wire;
 use super::{Connection, Settled, gate};
 use crate::clients::ClientState;
+use crate::cluster::PATIENCE;
 use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
 use crate::followers::{ReplicaWish, SyncWish};
@@ -15,8 +16,9 @@ use crate::worker::FinishedCommand;
 use bytes::Buf;
 use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
-use gate::Admitted;
+use gate::{Admitted, Refusal};
 use std::time::Instant;
+use tokio::time::Instant as Deadline;
 
 impl Connection {
     /// Returns true if the reply of a command may show data; that of EXEC, if one of its commands does.
@@ -34,7 +36,7 @@ impl Connection {
         let settings = self.worker.settings();
         let limits = Limits {
             max_bulk: settings.data.proto_max_bulk_len,
-            authenticated: self.session.authenticated,
+            authenticated: self.session.is_trusted(),
             ..Limits::default()
         };
         let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
@@ -104,6 +106,7 @@ impl Connection {
         settings: &Settings,
         out: &mut Reply,
     ) -> std::io::Result<Settled> {
+        let mut patience = None;
         let command = loop {
             match gate::admit(&self.session, &self.worker, None, args, settings) {
                 Admitted::Run(command) => {
@@ -117,6 +120,19 @@ impl Connection {
                 }
                 Admitted::Hostile => return Ok(Settled::CLOSING),
                 Admitted::NoRoom => self.worker.node.health.room_or_refusal().await,
+                Admitted::Soon(slot) => {
+                    let node = self.worker.node.clone();
+                    let Some(cluster) = &node.cluster else { continue };
+                    let limit = *patience.get_or_insert_with(|| Deadline::now() + PATIENCE);
+                    if Deadline::now() >= limit {
+                        let secured = self.session.client.is(ClientState::SECURED);
+                        let refusal = Refusal::Redirect(cluster.refusal(slot, secured));
+                        let text = self.refused(args, refusal);
+                        out.error(&text);
+                        return Ok(Settled::REFUSED);
+                    }
+                    self.wire().keep_until(cluster.until_settled(slot, limit)).await?;
+                }
                 Admitted::Wait => {
                     let node = self.worker.node.clone();
                     self.session.client.set(ClientState::BLOCKED, true);

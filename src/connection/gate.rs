@@ -2,6 +2,7 @@
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
 use crate::clients::ClientState;
+use crate::cluster::SlotOwner;
 use crate::command::{Command, aborted_by, registry};
 use crate::config::Settings;
 use crate::followers::FailoverStep;
@@ -24,6 +25,8 @@ pub(super) enum Admitted {
     Wait,
     /// It writes, and there is no room for its rows yet.
     NoRoom,
+    /// The shard of this slot changes hands.
+    Soon(u16),
     /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
 }
@@ -79,6 +82,37 @@ fn crosses_slots(session: &Session, command: &Command, args: Args<'_>) -> bool {
     }
     session.transaction.as_ref().is_some_and(|transaction| {
         are_different(queued(transaction.args()).flat_map(|q| q.command.slots(q.args)))
+    })
+}
+
+/// Returns the decision on a command of which not all keys are in one slot, in a cluster, or whose
+/// slot this server does not serve.
+fn elsewhere(
+    session: &Session,
+    node: &Node,
+    command: &Command,
+    args: Args<'_>,
+) -> Option<Admitted> {
+    if crosses_slots(session, command, args) {
+        return Some(Admitted::Refused(Refusal::CrossSlot));
+    }
+    let cluster = node.cluster.as_ref()?;
+    let slot = match session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC))) {
+        None => command.slots(args).next(),
+        Some(transaction) => {
+            queued(transaction.args()).flat_map(|q| q.command.slots(q.args)).next()
+        }
+    }?;
+    if cluster.serves(slot) {
+        return None;
+    }
+    let secured = session.client.is(ClientState::SECURED);
+    Some(match cluster.owner_of(slot) {
+        SlotOwner::Here => return None,
+        SlotOwner::Soon => Admitted::Soon(slot),
+        SlotOwner::There(_) | SlotOwner::Nobody => {
+            Admitted::Refused(Refusal::Redirect(cluster.refusal(slot, secured)))
+        }
     })
 }
 
@@ -139,8 +173,10 @@ pub(super) fn admit(
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    if settings.cluster_enabled && crosses_slots(session, command, args) {
-        return Admitted::Refused(Refusal::CrossSlot);
+    if settings.cluster_enabled
+        && let Some(elsewhere) = elsewhere(session, node, command, args)
+    {
+        return elsewhere;
     }
     let flags = || flags_of(session, node, command, args);
     if session.client.is(ClientState::CAPA_REDIRECT)

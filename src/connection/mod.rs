@@ -332,7 +332,7 @@ impl Connection {
         let mut settings = self.worker.settings();
         let mut limits = Limits {
             max_bulk: settings.data.proto_max_bulk_len,
-            authenticated: self.session.authenticated,
+            authenticated: self.session.is_trusted(),
             ..Limits::default()
         };
         let client = &self.session.client;
@@ -356,7 +356,7 @@ impl Connection {
                 break pause;
             }
             done = parsed;
-            limits.authenticated = self.session.authenticated;
+            limits.authenticated = self.session.is_trusted();
             limits.max_bulk = settings.data.proto_max_bulk_len;
             match stopped {
                 Stopped::Full => {}
@@ -410,7 +410,7 @@ impl Connection {
 
     /// Returns true if other connections have their turn now.
     fn is_turn_over(&mut self) -> bool {
-        self.turn.is_over(self.worker.last_ran(), self.session.authenticated)
+        self.turn.is_over(self.worker.last_ran(), self.session.is_trusted())
             || self.session.penalty.is_some()
     }
 
@@ -435,7 +435,7 @@ impl Connection {
                 self.worker.start_watch();
                 return Dispatched::Done;
             }
-            Admitted::Wait | Admitted::NoRoom => return Dispatched::Barrier,
+            Admitted::Wait | Admitted::NoRoom | Admitted::Soon(_) => return Dispatched::Barrier,
             Admitted::Hostile => return Dispatched::Close,
         };
         self.wrote |= gate::may_change(command);

@@ -38,7 +38,7 @@ impl Connection {
     /// Writes replies.
     pub(super) async fn reply(&mut self, out: &Reply) -> std::io::Result<()> {
         let client = &self.session.client;
-        if !self.session.authenticated {
+        if !self.session.is_trusted() {
             self.told_stranger += out.len();
             if self.told_stranger > MAX_TOLD_STRANGER {
                 // The cron closes the connection before that, unless the password was removed

@@ -1,4 +1,5 @@
-//! Keyspace events (`notify-keyspace-events`): publishes each on the configured channels.
+//! Messages of PUBLISH, and keyspace events (`notify-keyspace-events`): publishes each event on the
+//! configured channels, to the clients of this server only.
 
 use super::Node;
 use crate::config::Settings;
@@ -13,6 +14,16 @@ impl Node {
             changes: self.broadcast.listeners.count.load(Ordering::Relaxed) != 0,
             events: settings.notify_keyspace_events.published(),
         }
+    }
+
+    /// Sends a message to the subscribers of its channel, to those of the other servers of a cluster too,
+    /// and returns the number of those here.
+    pub fn publish(&self, settings: &Settings, channel: &[u8], payload: &[u8]) -> usize {
+        if let Some(cluster) = &self.cluster {
+            cluster.messages.send(channel, payload);
+        }
+        let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
+        self.broadcast.pubsub.publish(channel, payload, limits, now_ms)
     }
 
     /// Publishes a keyspace event on the configured channels.

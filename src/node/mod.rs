@@ -36,6 +36,7 @@ pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::acl::{Accounts, DenialLog};
 use crate::clients::{ClientState, Clients};
+use crate::cluster::Cluster;
 use crate::command::{Outcome, Request, RoundError};
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
@@ -95,6 +96,8 @@ pub struct NodeParts {
     pub next_generation: u32,
     pub requests: [Arc<Requests>; 2],
     pub stored: StoredState,
+    /// Its part in a cluster, if it is in one.
+    pub cluster: Option<Arc<Cluster>>,
     pub surroundings: Surroundings,
 }
 
@@ -105,6 +108,8 @@ pub struct Node {
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
     pub checkpoints: Checkpoints,
+    /// Its part in a cluster of several servers, if it is in one.
+    pub cluster: Option<Arc<Cluster>>,
     /// Number of all workers.
     pub workers: usize,
     /// Number of workers that own shards; the others only serve connections.
@@ -201,6 +206,7 @@ impl Node {
             clock,
             journal,
             checkpoints,
+            cluster: parts.cluster,
             workers,
             shard_workers,
             clients: Clients::default(),
@@ -319,9 +325,12 @@ impl Node {
     }
 
     /// Returns the id of the node in a cluster: 40 hexadecimal digits, which stay the same as long as
-    /// the data directory.
+    /// the local directory, or the data directory of a cluster of one node.
     pub fn cluster_id(&self) -> String {
         use sha1::{Digest, Sha1};
+        if let Some(cluster) = &self.cluster {
+            return cluster.node().to_string();
+        }
         let mut hash = Sha1::new();
         hash.update(self.layout.seed.to_be_bytes());
         hash.update(self.checkpoints.source.origin.to_be_bytes());
@@ -335,7 +344,10 @@ impl Node {
 
     /// Returns the error of a command on a key whose shard is not attached here.
     pub fn not_owned(&self, NotOwned { slot }: NotOwned) -> RoundError {
-        let text = format!("TRYAGAIN The shard of slot {slot} is not served here at present");
+        let text = match &self.cluster {
+            Some(cluster) => cluster.refusal(slot, false),
+            None => format!("TRYAGAIN The shard of slot {slot} is not served here at present"),
+        };
         RoundError { text, outcome: Outcome::Refused }
     }
 

@@ -51,6 +51,14 @@ fn weight(name: &[u8]) -> usize {
     name.len() + ENTRY
 }
 
+/// Writes the confirmation of a subscription or its end; `count` subscriptions are left.
+pub fn write_confirmation(told: &mut Reply, word: &[u8], name: Option<&[u8]>, count: usize) {
+    told.push(3);
+    told.bulk(word);
+    told.bulk_or_null(name);
+    told.count(count);
+}
+
 /// Subscribers of one name, by client id.
 type Listeners = FnvHashMap<u64, Arc<Client>>;
 
@@ -242,26 +250,37 @@ impl PubSub {
         self.bytes.fetch_sub(weight(name), Ordering::Relaxed);
     }
 
-    /// Subscribes a client, whose memory is reserved, and returns the shared copy of the name.
-    fn add(&self, kind: SubscriptionKind, name: &[u8], client: &Arc<Client>) -> Bytes {
+    /// Subscribes a client, whose memory is reserved, and returns the shared copy of the name; `None` if
+    /// it is subscribed already.
+    fn add(&self, kind: SubscriptionKind, name: &[u8], client: &Arc<Client>) -> Option<Bytes> {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
         let found = names.get_key_value(name).map(|(name, _)| name.clone());
         let is_new = found.is_none();
         let name = found.unwrap_or_else(|| Bytes::copy_from_slice(name));
-        names.entry(name.clone()).or_default().insert(client.id, client.clone());
+        if names.entry(name.clone()).or_default().insert(client.id, client.clone()).is_some() {
+            return None;
+        }
+        if kind == SubscriptionKind::Shard {
+            client.shard_channels().insert(name.clone());
+        }
         if is_new && kind == SubscriptionKind::Pattern {
             registry.patterns = None;
         }
-        name
+        Some(name)
     }
 
-    /// Removes a subscription of a client.
-    fn remove(&self, kind: SubscriptionKind, name: &[u8], client: &Client) {
+    /// Removes a subscription of a client; returns false if there is none.
+    fn remove(&self, kind: SubscriptionKind, name: &[u8], client: &Client) -> bool {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
-        let Some(listeners) = names.get_mut(name) else { return };
-        listeners.remove(&client.id);
+        let Some(listeners) = names.get_mut(name) else { return false };
+        if listeners.remove(&client.id).is_none() {
+            return false;
+        }
+        if kind == SubscriptionKind::Shard {
+            client.shard_channels().remove(name);
+        }
         if listeners.is_empty() {
             names.remove(name);
             if kind == SubscriptionKind::Pattern {
@@ -270,6 +289,35 @@ impl PubSub {
         }
         drop(registry);
         self.release(name);
+        true
+    }
+
+    /// Ends all subscriptions to the shard channels for which `is_gone` is true, and tells their clients:
+    /// their shard is served by another server now.
+    pub fn end_shard_channels(
+        &self,
+        is_gone: impl Fn(&[u8]) -> bool,
+        limits: &OutputBufferLimits,
+        now_ms: u64,
+    ) {
+        let mut registry = self.lock();
+        let names = &mut registry.names[SubscriptionKind::Shard as usize];
+        for (name, listeners) in names.extract_if(|name, _| is_gone(name)) {
+            for client in listeners.into_values() {
+                let left = client.leave_shard_channel(&name);
+                client.release(weight(&name));
+                self.release(&name);
+                let proto = if client.resp() == 3 { Proto::Resp3 } else { Proto::Resp2 };
+                let mut told = Reply::new(proto);
+                write_confirmation(&mut told, b"sunsubscribe", Some(&name), left);
+                let frame = Bytes::from(told.into_bytes());
+                if let Some(waker) = client.put(&[], &frame, limits, now_ms) {
+                    self.wakes.add(client.worker, waker);
+                }
+            }
+        }
+        drop(registry);
+        self.ring();
     }
 
     /// Returns the subscribers for which `is_chosen` is true with one of their subscriptions.

@@ -1,19 +1,19 @@
 //! The subscriptions of one connection.
 
 use super::{PubSub, SubscriptionKind, weight};
-use crate::clients::{Client, ClientState};
+use crate::clients::Client;
 use bytes::Bytes;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// A connection's subscriptions, which end when this is dropped.
 #[derive(Debug)]
 pub struct Subscriptions {
     pub(super) pubsub: Arc<PubSub>,
+    /// The client, which has the names of the shard channels: others may end these.
     client: Arc<Client>,
-    /// Names by kind.
-    names: [HashSet<Bytes>; 3],
+    /// Names of channels, and patterns.
+    names: [HashSet<Bytes>; 2],
 }
 
 impl Subscriptions {
@@ -23,61 +23,65 @@ impl Subscriptions {
 
     /// Subscribes to a name; its memory is reserved ([`PubSub::reserve`]).
     pub fn add(&mut self, kind: SubscriptionKind, name: &[u8]) {
-        let names = &mut self.names[kind as usize];
-        if names.contains(name) {
+        let Some(name) = self.pubsub.add(kind, name, &self.client) else {
             self.pubsub.release(name);
             return;
+        };
+        self.client.hold(weight(&name));
+        if let Some(names) = self.names.get_mut(kind as usize) {
+            names.insert(name);
         }
-        names.insert(self.pubsub.add(kind, name, &self.client));
-        self.client.hold(weight(name));
-        self.show(kind);
-        self.client.set(ClientState::PUBSUB, true);
+        self.show();
     }
 
     /// Ends a subscription; messages sent before are in the client's outbox.
     pub fn remove(&mut self, kind: SubscriptionKind, name: &[u8]) {
-        if self.names[kind as usize].remove(name) {
-            self.end(kind, name);
-            self.show(kind);
-            self.client.set(ClientState::PUBSUB, !self.is_empty());
+        if let Some(names) = self.names.get_mut(kind as usize) {
+            names.remove(name);
         }
+        self.end(kind, name);
+        self.show();
     }
 
     fn end(&self, kind: SubscriptionKind, name: &[u8]) {
-        self.pubsub.remove(kind, name, &self.client);
-        self.client.release(weight(name));
+        if self.pubsub.remove(kind, name, &self.client) {
+            self.client.release(weight(name));
+        }
     }
 
-    fn show(&self, kind: SubscriptionKind) {
-        let count = u32::try_from(self.names[kind as usize].len()).unwrap_or(u32::MAX);
-        self.client.subscriptions[kind as usize].store(count, Ordering::Relaxed);
+    fn show(&self) {
+        self.client.show_subscriptions(self.names.each_ref().map(HashSet::len));
     }
 
     /// Returns the number of subscriptions that the client is told: channels and patterns together.
     pub fn count(&self, kind: SubscriptionKind) -> usize {
-        let [channels, patterns, shards] = &self.names;
-        if kind == SubscriptionKind::Shard { shards.len() } else { channels.len() + patterns.len() }
+        match kind {
+            SubscriptionKind::Shard => self.client.shard_channels().len(),
+            _ => self.names.iter().map(HashSet::len).sum(),
+        }
     }
 
     /// Returns the names of a kind.
     pub fn names(&self, kind: SubscriptionKind) -> Vec<Bytes> {
-        self.names[kind as usize].iter().cloned().collect()
+        match self.names.get(kind as usize) {
+            Some(names) => names.iter().cloned().collect(),
+            None => self.client.shard_channels().iter().cloned().collect(),
+        }
     }
 
     /// Returns true if there are no subscriptions.
     pub fn is_empty(&self) -> bool {
-        self.names.iter().all(HashSet::is_empty)
+        self.names.iter().all(HashSet::is_empty) && self.client.shard_channels().is_empty()
     }
 }
 
 impl Drop for Subscriptions {
     fn drop(&mut self) {
         for kind in SubscriptionKind::ALL {
-            for name in std::mem::take(&mut self.names[kind as usize]) {
+            for name in self.names(kind) {
                 self.end(kind, &name);
             }
-            self.show(kind);
         }
-        self.client.set(ClientState::PUBSUB, false);
+        self.client.show_subscriptions([0, 0]);
     }
 }

@@ -243,11 +243,11 @@ impl Effects {
 impl Published {
     /// Publishes the message.
     pub fn send(&self, node: &Node, settings: &Settings) {
-        let (limits, now_ms) = (&settings.client_output_buffer_limit, node.clock.now_ms());
         if self.to_shard {
+            let (limits, now_ms) = (&settings.client_output_buffer_limit, node.clock.now_ms());
             node.broadcast.pubsub.publish_to_shard(&self.channel, &self.message, limits, now_ms);
         } else {
-            node.broadcast.pubsub.publish(&self.channel, &self.message, limits, now_ms);
+            node.publish(settings, &self.channel, &self.message);
         }
     }
 }

@@ -74,6 +74,8 @@ pub(super) struct Passes {
     pub(super) jobs: RefCell<HashMap<Stay, ShardJob>>,
     /// Notified when a pass over blind operations ends.
     pub(super) ended: Notify,
+    /// Shards whose rows are to be flushed as soon as possible, each up to an lsn: others wait for that.
+    urged: RefCell<HashMap<u16, Lsn>>,
 }
 
 /// Returns a shard that is still here.
@@ -110,6 +112,32 @@ impl Worker {
         }
     }
 
+    /// Has the rows of a shard flushed as soon as possible, up to an lsn. Returns the lsn up to which
+    /// everything is flushed; `None`: the shard is not here.
+    pub(crate) fn urge_flush(&self, id: u16, up_to: Lsn) -> Option<Lsn> {
+        let partition = self.partition.borrow();
+        let whole = |shard: &Shard| shard.unflushed_ops() == 0;
+        let reached = |shard: &Shard| if whole(shard) { Lsn::MAX } else { shard.flushed() };
+        let flushed = partition.shards.get(&id).map(reached);
+        let mut urged = self.passes.urged.borrow_mut();
+        match flushed.filter(|lsn| *lsn < up_to) {
+            Some(_) => urged.insert(id, up_to),
+            None => urged.remove(&id),
+        };
+        flushed
+    }
+
+    /// Returns true if others wait for a shard to be flushed.
+    fn is_urged(&self, shard: &Shard) -> bool {
+        let urged = self.passes.urged.borrow();
+        urged.get(&shard.id).is_some_and(|up_to| shard.flushed() < *up_to)
+    }
+
+    /// Returns true if a shard is here.
+    pub(crate) fn has_shard(&self, id: u16) -> bool {
+        self.partition.borrow().shards.contains_key(&id)
+    }
+
     /// Starts a job for a shard if one is due.
     fn tend(self: &Rc<Self>, stay: Stay) {
         let mut partition = self.partition.borrow_mut();
@@ -123,7 +151,8 @@ impl Worker {
             age if age >= HURRIED_AGE => self.journal_exceeds(3),
             _ => false,
         };
-        let is_wanted = self.node.checkpoints.wants_rows();
+        let is_urged = self.is_urged(shard);
+        let is_wanted = is_urged || self.node.checkpoints.wants_rows();
         let due = due || is_wanted || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
             let begun = Instant::now();
@@ -153,7 +182,7 @@ impl Worker {
         let Some(shard) = partition.shards.get(&id) else { return };
         let full = self.journal_exceeds(4);
         match shard.unflushed_age() {
-            Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
+            Some(age) if (age >= FLUSH_AGE || full || is_urged) && !job.flushing => {
                 job.flushing = true;
                 tokio::task::spawn_local(self.clone().flush(stay));
             }

@@ -44,6 +44,7 @@ mod script_errors;
 mod scripts;
 mod seeing;
 mod server;
+mod servers;
 mod shown;
 mod sockets;
 mod stream_watch;

@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A client that shows the bytes that it receives as they are.
-struct Raw {
+pub(super) struct Raw {
     socket: TcpStream,
     reader: BufReader<TcpStream>,
 }
 
 impl Raw {
-    fn connect(server: &Server) -> Self {
+    pub(super) fn connect(server: &Server) -> Self {
         let socket = server.socket();
         let reader = BufReader::new(socket.try_clone().expect("another handle"));
         Self { socket, reader }
     }
 
-    fn send(&mut self, commands: &str) {
+    pub(super) fn send(&mut self, commands: &str) {
         self.socket.write_all(commands.as_bytes()).expect("sent");
     }
 
     /// The next lines, with blanks between them; a null is one line.
-    fn lines(&mut self, count: usize) -> String {
+    pub(super) fn lines(&mut self, count: usize) -> String {
         let mut lines = Vec::new();
         for _ in 0..count {
             let mut line = String::new();
@@ -39,19 +39,19 @@ impl Raw {
 
     /// Sends commands, and compares all that comes for them.
     #[track_caller]
-    fn expect(&mut self, commands: &str, want: &str) {
+    pub(super) fn expect(&mut self, commands: &str, want: &str) {
         self.send(&format!("{commands}\r\n"));
         self.hear(want);
     }
 
     /// Compares the next bytes.
     #[track_caller]
-    fn hear(&mut self, want: &str) {
+    pub(super) fn hear(&mut self, want: &str) {
         assert_eq!(self.lines(want.split(' ').count()), want);
     }
 
     /// Returns true if the server closes the connection, whatever it sends before.
-    fn is_closed(&mut self) -> bool {
+    pub(super) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         // A reset is an end too.
         self.reader

@@ -1,25 +1,31 @@
-//! CLUSTER, READONLY, READWRITE and ASKING: with `cluster-enabled yes` the server is a cluster of
-//! one node that owns all slots, so that clients of a cluster work unchanged.
+//! CLUSTER, READONLY, READWRITE and ASKING: with `cluster-enabled yes` the server is one of several over
+//! a bucket, or a cluster of one node that owns all slots. Clients of a cluster work unchanged.
 
+mod servers;
 mod show;
 mod slots;
 
 use crate::clients::ClientState;
+use crate::cluster::Cluster;
 use crate::commands::{Handler, Spec};
 use crate::config::Settings;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
 use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag};
+use flagstone_storage::cluster::NodeId;
 use flagstone_storage::slot::{SLOTS, slot_of};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
-use show::Myself;
+use show::all_nodes;
+use std::sync::Arc;
 
 const DISABLED: &str = "ERR This instance has cluster support disabled";
 
 /// Error of subcommands that change which node owns which slots.
 const ALONE: &str = "ERR This server is a cluster of one node, which owns all slots: its topology \
     cannot be changed";
+const SHARED: &str = "ERR The servers of this cluster share the slots out among themselves: use \
+    `flagstone cluster` to move some";
 
 /// Checks that cluster support is enabled.
 fn enabled(settings: &Settings) -> Result<(), ErrorText> {
@@ -35,13 +41,21 @@ fn slot_arg(args: Args<'_>, at: usize, wrong: &'static str) -> Result<u16, Error
 
 /// `CLUSTER INFO`
 fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    enabled(&cx.worker.settings())?;
+    let settings = cx.worker.settings();
+    enabled(&settings)?;
+    let nodes = all_nodes(cx, &settings);
+    let owned: usize = nodes.iter().flat_map(|node| &node.slots).map(|slots| slots.len()).sum();
+    let state = if owned == usize::from(SLOTS) { "ok" } else { "fail" };
+    let size = nodes.iter().filter(|node| !node.slots.is_empty()).count();
+    let epoch = cx.node.cluster.as_ref().map_or(1, |cluster| cluster.map().number());
+    let known = nodes.len();
+    let (sent, received, dropped) = servers::messages(cx);
     let text = format!(
-        "cluster_state:ok\r\ncluster_slots_assigned:{SLOTS}\r\ncluster_slots_ok:{SLOTS}\r\n\
-        cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:1\r\n\
-        cluster_size:1\r\ncluster_current_epoch:1\r\ncluster_my_epoch:1\r\n\
-        cluster_stats_messages_sent:0\r\ncluster_stats_messages_received:0\r\n\
-        total_cluster_links_buffer_limit_exceeded:0\r\n"
+        "cluster_state:{state}\r\ncluster_slots_assigned:{owned}\r\ncluster_slots_ok:{owned}\r\n\
+        cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{known}\r\n\
+        cluster_size:{size}\r\ncluster_current_epoch:{epoch}\r\ncluster_my_epoch:{epoch}\r\n\
+        cluster_stats_messages_sent:{sent}\r\ncluster_stats_messages_received:{received}\r\n\
+        total_cluster_links_buffer_limit_exceeded:{dropped}\r\n"
     );
     cx.out.verbatim(*b"txt", text.as_bytes());
     Ok(())
@@ -65,7 +79,7 @@ fn myshardid(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 fn nodes(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
-    let text = Myself::new(cx, &settings).line() + "\n";
+    let text: String = all_nodes(cx, &settings).iter().map(|node| node.line() + "\n").collect();
     cx.out.verbatim(*b"txt", text.as_bytes());
     Ok(())
 }
@@ -74,12 +88,17 @@ fn nodes(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 fn slots(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
-    let myself = Myself::new(cx, &settings);
-    cx.out.array(1);
-    cx.out.array(3);
-    cx.out.int(0);
-    cx.out.int(i64::from(SLOTS) - 1);
-    myself.write_endpoint(cx.out);
+    let nodes = all_nodes(cx, &settings);
+    let mut ranges: Vec<_> =
+        nodes.iter().flat_map(|node| node.slots.iter().map(move |slots| (slots, node))).collect();
+    ranges.sort_by_key(|(slots, _)| *slots.start());
+    cx.out.array(ranges.len());
+    for (slots, node) in ranges {
+        cx.out.array(3);
+        cx.out.int(i64::from(*slots.start()));
+        cx.out.int(i64::from(*slots.end()));
+        node.write_endpoint(cx.out);
+    }
     Ok(())
 }
 
@@ -87,30 +106,31 @@ fn slots(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 fn shards(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
-    let myself = Myself::new(cx, &settings);
-    cx.out.array(1);
-    cx.out.map(2);
-    cx.out.bulk_str("slots");
-    cx.out.array(2);
-    cx.out.int(0);
-    cx.out.int(i64::from(SLOTS) - 1);
-    cx.out.bulk_str("nodes");
-    cx.out.array(1);
-    myself.write_details(cx.out);
-    Ok(())
-}
-
-/// `CLUSTER LINKS`: there is no other node.
-fn links(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    enabled(&cx.worker.settings())?;
-    cx.out.array(0);
+    let nodes = all_nodes(cx, &settings);
+    cx.out.array(nodes.len());
+    for node in nodes {
+        cx.out.map(2);
+        cx.out.bulk_str("slots");
+        cx.out.array(2 * node.slots.len());
+        for slots in &node.slots {
+            cx.out.int(i64::from(*slots.start()));
+            cx.out.int(i64::from(*slots.end()));
+        }
+        cx.out.bulk_str("nodes");
+        cx.out.array(1);
+        node.write_details(cx.out);
+    }
     Ok(())
 }
 
 /// Checks that an argument is this node's id.
 fn known_node(cx: &Call<'_>, args: Args<'_>) -> Result<(), ErrorText> {
     let id = arg(args, 2)?;
-    if id == cx.node.cluster_id().as_bytes() {
+    let is_open = |cluster: &Arc<Cluster>| {
+        let node = std::str::from_utf8(id).ok().and_then(NodeId::parse);
+        node.is_some_and(|node| cluster.map().open_member(node).is_some())
+    };
+    if id == cx.node.cluster_id().as_bytes() || cx.node.cluster.as_ref().is_some_and(is_open) {
         return Ok(());
     }
     Err([b"ERR Unknown node ", id].concat().into())
@@ -149,7 +169,7 @@ fn saveconfig(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 /// Answers a subcommand that would change the topology.
 fn refuse(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     enabled(&cx.worker.settings())?;
-    Err(ALONE.into())
+    Err(if cx.node.cluster.is_some() { SHARED } else { ALONE }.into())
 }
 
 /// `READONLY`: a client that can be redirected reads from a replica all the same.
@@ -183,7 +203,7 @@ fn show_help(out: &mut Reply) {
             ("GETKEYSINSLOT <slot> <count>", "Return key names stored by current node in a slot."),
             ("INFO", "Return information about the cluster."),
             ("KEYSLOT <key>", "Return the hash slot for <key>."),
-            ("LINKS", "Return the links to other nodes: there are none."),
+            ("LINKS", "Return the links by which messages go to other nodes."),
             ("MYID", "Return the node id."),
             ("MYSHARDID", "Return the node's shard id."),
             ("NODES", "Return the one node, which owns all slots, as a line of text."),
@@ -212,6 +232,12 @@ const SUB: Spec = Spec {
 /// Common declaration of those that change the topology.
 const CHANGE: Spec = Spec { flags: CHANGES, run: Handler::Session(refuse), ..SUB };
 
+/// Common declaration of those that only servers of the cluster send: each proves that it is one.
+const OF_SERVERS: Spec = Spec {
+    flags: flag!(LOADING | STALE | NO_AUTH | FAST | ALLOW_BUSY | SKIP_MONITOR | SKIP_SLOWLOG),
+    ..SUB
+};
+
 const SUBCOMMANDS: &[Spec] = &[
     Spec { name: "addslots", arity: -3, summary: "Gives slots to the node.", ..CHANGE },
     Spec {
@@ -220,6 +246,13 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -4,
         summary: "Gives ranges of slots to the node.",
         ..CHANGE
+    },
+    Spec {
+        name: "beat",
+        arity: 7,
+        summary: "Asks a server of a cluster, for another one, whether it is there.",
+        run: Handler::Session(servers::beat),
+        ..OF_SERVERS
     },
     Spec {
         name: "bumpepoch",
@@ -289,12 +322,19 @@ const SUBCOMMANDS: &[Spec] = &[
         ..SUB
     },
     Spec {
+        name: "link",
+        arity: 6,
+        summary: "Begins a link by which another server of the cluster sends messages.",
+        run: Handler::Session(servers::link),
+        ..OF_SERVERS
+    },
+    Spec {
         name: "links",
         since: "7.0.0",
         flags: flag!(STALE),
         summary: "Lists the links to other nodes.",
         tips: &["nondeterministic_output"],
-        run: Handler::Session(links),
+        run: Handler::Session(servers::links),
         ..SUB
     },
     Spec { name: "meet", arity: -4, summary: "Joins another node.", ..CHANGE },
@@ -371,6 +411,14 @@ const SUBCOMMANDS: &[Spec] = &[
         tips: &["nondeterministic_output", "request_policy:all_shards"],
         run: Handler::Wait(slots::stats),
         ..SUB
+    },
+    Spec {
+        name: "spread",
+        arity: -4,
+        complexity: "O(N) where N is the number of messages",
+        summary: "Publishes messages that another server of the cluster was given.",
+        run: Handler::Session(servers::spread),
+        ..OF_SERVERS
     },
     Spec {
         name: "slots",

@@ -1,11 +1,16 @@
-//! The one node of the cluster, as the commands describe it.
+//! The nodes of the cluster, as the commands describe them: those of the map, or this one alone.
 
 use crate::clients::ClientState;
+use crate::cluster::Cluster;
 use crate::config::{EndpointType, Settings};
 use crate::routing::Call;
 use crate::transport::PeerAddr;
+use flagstone_storage::Layout;
+use flagstone_storage::cluster::{ClusterMap, MapMember};
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::resp::Reply;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 /// Difference between the port for clients and that of the cluster bus, on which no server listens.
 const BUS_OFFSET: u32 = 10_000;
@@ -16,8 +21,15 @@ pub(super) fn reversed(id: &str) -> String {
 }
 
 /// See the module's description.
-pub(super) struct Myself {
+pub(super) struct ShownNode {
     id: String,
+    is_myself: bool,
+    /// False if it does not answer.
+    is_connected: bool,
+    /// The greatest number of a map that gave it a shard.
+    epoch: u64,
+    /// The slots that it owns, in order.
+    pub(super) slots: Vec<RangeInclusive<u16>>,
     ip: String,
     port: u32,
     tls_port: u32,
@@ -29,13 +41,61 @@ pub(super) struct Myself {
     endpoint: EndpointType,
 }
 
+/// Returns the nodes that own slots, or could.
+pub(super) fn all_nodes(cx: &Call<'_>, settings: &Settings) -> Vec<ShownNode> {
+    let Some(cluster) = &cx.node.cluster else { return vec![ShownNode::alone(cx, settings)] };
+    let map = cluster.map();
+    let is_open = |member: &&MapMember| map.open_member(member.node) == Some(*member);
+    let open = map.members().iter().filter(is_open);
+    open.map(|member| ShownNode::member(cx, cluster, &map, member)).collect()
+}
+
+/// Returns the slots of some shards, which are in order, as ranges.
+fn ranges(layout: &Layout, shards: impl Iterator<Item = u16>) -> Vec<RangeInclusive<u16>> {
+    let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
+    for slots in shards.map(|shard| layout.slots_of(shard)) {
+        match ranges.last_mut() {
+            Some(last) if last.end() + 1 == slots.start => *last = *last.start()..=slots.end - 1,
+            _ => ranges.push(slots.start..=slots.end - 1),
+        }
+    }
+    ranges
+}
+
 /// Returns the address at which a client has reached the server; empty if that says nothing.
 fn reached_at(laddr: &PeerAddr) -> String {
     laddr.ip().map_or_else(String::new, |ip| ip.to_canonical().to_string())
 }
 
-impl Myself {
-    pub(super) fn new(cx: &Call<'_>, settings: &Settings) -> Self {
+impl ShownNode {
+    /// Returns a server of the map.
+    fn member(cx: &Call<'_>, cluster: &Cluster, map: &ClusterMap, member: &MapMember) -> Self {
+        let owned = || map.owned_by(member.life);
+        let address = &member.address;
+        let is_ip = address.host.parse::<IpAddr>().is_ok();
+        let (endpoint, hostname) = match is_ip {
+            true => (EndpointType::Ip, String::new()),
+            false => (EndpointType::Hostname, address.host.clone()),
+        };
+        Self {
+            id: member.node.to_string(),
+            is_myself: member.life == cluster.life(),
+            is_connected: cluster.is_connected(member.life),
+            epoch: owned().map(|shard| shard.since).max().unwrap_or(0),
+            slots: ranges(&cx.node.layout, owned().map(|shard| shard.id)),
+            ip: address.host.clone(),
+            port: address.port.into(),
+            tls_port: address.tls_port.unwrap_or(0).into(),
+            is_secured: cx.session.client.is(ClientState::SECURED),
+            bus_port: u32::from(address.port) + BUS_OFFSET,
+            hostname,
+            human_name: String::new(),
+            endpoint,
+        }
+    }
+
+    /// Returns this server as the only node, which owns all slots.
+    fn alone(cx: &Call<'_>, settings: &Settings) -> Self {
         let client = &cx.session.client;
         let is_v6 = client.laddr.ip().is_some_and(|ip| !ip.to_canonical().is_ipv4());
         let for_clients = match is_v6 {
@@ -48,6 +108,10 @@ impl Myself {
         let bus = or(settings.cluster_port, port + BUS_OFFSET);
         Self {
             id: cx.node.cluster_id(),
+            is_myself: true,
+            is_connected: true,
+            epoch: 1,
+            slots: std::iter::once(0..=SLOTS - 1).collect(),
             ip: announced.unwrap_or_else(|| reached_at(&client.laddr)),
             port,
             tls_port: or(settings.cluster_announce_tls_port, settings.tls_port.into()),
@@ -74,8 +138,18 @@ impl Myself {
             false if name.is_empty() => format!(",,nodename={human_name}"),
             false => format!(",nodename={human_name}"),
         };
-        let last = SLOTS - 1;
-        format!("{id} {ip}:{port}@{bus_port}{name}{human} myself,master - 0 0 1 connected 0-{last}")
+        let flags = if self.is_myself { "myself,master" } else { "master" };
+        let link = if self.is_connected { "connected" } else { "disconnected" };
+        let slots: String = self
+            .slots
+            .iter()
+            .map(|slots| match slots.start() == slots.end() {
+                true => format!(" {}", slots.start()),
+                false => format!(" {}-{}", slots.start(), slots.end()),
+            })
+            .collect();
+        let epoch = self.epoch;
+        format!("{id} {ip}:{port}@{bus_port}{name}{human} {flags} - 0 0 {epoch} {link}{slots}")
     }
 
     /// Returns its address in the preferred form; `None` if clients are to use the one they know.
@@ -136,6 +210,6 @@ impl Myself {
         out.bulk_str("replication-offset");
         out.int(0);
         out.bulk_str("health");
-        out.bulk_str("online");
+        out.bulk_str(if self.is_connected { "online" } else { "fail" });
     }
 }

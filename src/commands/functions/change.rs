@@ -126,6 +126,10 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
+/// Error of changes of libraries in a cluster of several servers.
+const SHARED: &str = "ERR The servers of a cluster over one bucket have no libraries of functions: use \
+    EVAL, or SCRIPT LOAD on each server";
+
 /// Returns the words of the running command, for replicas.
 fn words_of(cx: &Call<'_>, args: Args<'_>) -> Vec<u8> {
     let mut said = RoundWords::default();
@@ -145,6 +149,9 @@ async fn store(cx: &Call<'_>, edit: Edit, args: Args<'_>) -> Result<(), RoundErr
         return Ok(());
     }
     let worker = cx.worker;
+    if worker.node.cluster.is_some() {
+        return Err(SHARED.into());
+    }
     let words = words_of(cx, args);
     let owner = usize::from(LIBRARIES_SHARD) % worker.node.shard_workers;
     let stored = worker.peers.on_worker(owner, false, |worker| async move {

@@ -7,13 +7,12 @@ use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use crate::unit::{Published, Unit, UnitOutcome};
 use flagstone_commands::{Channels, CommandFlags, Ctx, Group, KeySpec, arg, flag, key};
+use flagstone_storage::slot::slot_of;
 use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
 fn publish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let settings = cx.worker.settings();
-    let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
-    let sent = cx.node.broadcast.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    let sent = cx.node.publish(&cx.worker.settings(), arg(args, 1)?, arg(args, 2)?);
     cx.worker.say(cx.session.db, &[b"PUBLISH", arg(args, 1)?, arg(args, 2)?]);
     cx.out.count(sent);
     Ok(())
@@ -38,6 +37,12 @@ fn publish_in_unit(
     to_shard: bool,
 ) -> UnitOutcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
+    if to_shard
+        && let Some(cluster) = &unit.node.cluster
+        && !cluster.serves(slot_of(channel))
+    {
+        return Err(cluster.refusal(slot_of(channel), false).into());
+    }
     cx.out.count(unit.node.broadcast.pubsub.receivers(channel, to_shard));
     let name: &[u8] = if to_shard { b"SPUBLISH" } else { b"PUBLISH" };
     cx.store.words.command(cx.db, [name, channel, message].into_iter());

@@ -1,9 +1,11 @@
 //! SUBSCRIBE and UNSUBSCRIBE, also for patterns and shard channels.
 
-use crate::pubsub::{SubscriptionKind, Subscriptions};
+use crate::clients::ClientState;
+use crate::pubsub::{SubscriptionKind, Subscriptions, write_confirmation};
 use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use bytes::Bytes;
+use flagstone_storage::slot::slot_of;
 use flagstone_wire::resp::{Args, Reply};
 
 const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory they may";
@@ -54,10 +56,30 @@ fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8])
         .get_or_insert_with(|| Box::new(Subscriptions::new(pubsub, client)));
     for name in args.iter().skip(1) {
         subscriptions.add(kind, name);
-        confirm(&mut told, word, Some(name), subscriptions.count(kind));
+        write_confirmation(&mut told, word, Some(name), subscriptions.count(kind));
+    }
+    if kind == SubscriptionKind::Shard {
+        check_shard(cx, args)?;
     }
     tell(cx, told);
     Ok(())
+}
+
+/// Takes subscriptions to shard channels back if their shard has left this server since the command was
+/// admitted: those who end the subscriptions may have come before.
+fn check_shard(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    let (Some(cluster), Some(first)) = (&cx.node.cluster, args.get(1)) else { return Ok(()) };
+    let slot = slot_of(first);
+    if !cluster.has_lost(slot) {
+        return Ok(());
+    }
+    if let Some(subscriptions) = &mut cx.session.subscriptions {
+        args.iter().skip(1).for_each(|name| subscriptions.remove(SubscriptionKind::Shard, name));
+        if subscriptions.is_empty() {
+            cx.session.subscriptions = None;
+        }
+    }
+    Err(cluster.refusal(slot, cx.session.client.is(ClientState::SECURED)).into())
 }
 
 fn end(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8]) {
@@ -70,28 +92,20 @@ fn end(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8]) {
         }
         for name in &names {
             subscriptions.remove(kind, name);
-            confirm(&mut told, word, Some(name), subscriptions.count(kind));
+            write_confirmation(&mut told, word, Some(name), subscriptions.count(kind));
         }
         count = subscriptions.count(kind);
         if subscriptions.is_empty() {
             cx.session.subscriptions = None;
         }
     } else {
-        names.iter().for_each(|name| confirm(&mut told, word, Some(name), 0));
+        names.iter().for_each(|name| write_confirmation(&mut told, word, Some(name), 0));
     }
     if names.is_empty() {
-        confirm(&mut told, word, None, count);
+        write_confirmation(&mut told, word, None, count);
     }
     cx.session.take_pushes(cx.out);
     tell(cx, told);
-}
-
-/// Writes the confirmation of a subscription or its end; `count` subscriptions are left.
-fn confirm(told: &mut Reply, word: &[u8], name: Option<&[u8]>, count: usize) {
-    told.push(3);
-    told.bulk(word);
-    told.bulk_or_null(name);
-    told.count(count);
 }
 
 /// Sends confirmations, which are messages: even clients with replies switched off receive them.

@@ -185,6 +185,9 @@ fn failover<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 
 /// Makes the connection that of a replica, once the replies before are written.
 fn begin_sync(cx: &mut Call<'_>, wish: SyncWish) -> CallOutcome {
+    if cx.node.cluster.is_some() {
+        return Err("ERR A server of a cluster over one bucket has no replicas of its own".into());
+    }
     if cx.session.monitoring.is_some() {
         // As in the reference, there is no reply.
         return Ok(());

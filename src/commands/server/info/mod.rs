@@ -164,7 +164,10 @@ impl Page<'_> {
                     }
                 }
             }
-            "flagstone" => self.flagstone(),
+            "flagstone" => {
+                self.flagstone();
+                self.membership();
+            }
             "durability" => self.durability(),
             "engine" => self.engine(),
             "store" => self.store(),

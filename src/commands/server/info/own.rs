@@ -36,6 +36,24 @@ impl Packing {
 }
 
 impl Page<'_> {
+    /// The server's part in a cluster.
+    pub(super) fn membership(&mut self) {
+        let Some(cluster) = &self.node.cluster else { return };
+        let (map, others) = (cluster.map(), cluster.others());
+        let silent = others.iter().filter(|member| !cluster.is_connected(member.life)).count();
+        let parked = map.shards().iter().filter(|shard| shard.owner.is_none()).count();
+        self.fields(&[
+            ("cluster_life", &cluster.life()),
+            ("cluster_map", &map.number()),
+            ("cluster_lease_ms", &map.lease().as_millis()),
+            ("cluster_shards_owned", &map.owned_by(cluster.life()).count()),
+            ("cluster_shards_served", &cluster.served().count()),
+            ("cluster_shards_parked", &parked),
+            ("cluster_servers", &(others.len() + 1)),
+            ("cluster_servers_silent", &silent),
+        ]);
+    }
+
     pub(super) fn flagstone(&mut self) {
         let node = self.node;
         let settings = self.worker.settings();

@@ -1,0 +1,252 @@
+//! This server's part in a cluster over one bucket, as the gate and CLUSTER see it: the newest map that
+//! it knows, and which shards it serves.
+//!
+//! The map says who may serve a shard; the states here say what this server does with those it may
+//! serve. A server can serve a shard some time after the map gives it one, and stops serving a shard
+//! before the map gives it to another server.
+
+mod link;
+mod messages;
+mod proof;
+
+use flagstone_storage::Layout;
+use flagstone_storage::cluster::{ClusterMap, Life, MapMember, NodeAddress, NodeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
+pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
+pub use proof::{is_proven, prove};
+
+/// How long a command waits for a shard that changes hands.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The states of a shard.
+const ELSEWHERE: u8 = 0;
+const EXPECTED: u8 = 1;
+const SERVED: u8 = 2;
+
+/// The part of this server in serving a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServedState {
+    /// Nothing: if the map gives it to this server, taking it has not begun.
+    Elsewhere,
+    /// It is being taken or given away: commands wait.
+    Expected,
+    Served,
+}
+
+/// Where a command on a slot belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SlotOwner {
+    Here,
+    /// The slot's shard changes hands.
+    Soon,
+    /// Another server.
+    There(NodeAddress),
+    /// No server.
+    Nobody,
+}
+
+/// See the module's description.
+pub struct Cluster {
+    node: NodeId,
+    life: Life,
+    layout: Arc<Layout>,
+    map: RwLock<Arc<ClusterMap>>,
+    shards: Vec<AtomicU8>,
+    /// Shards that are being given away, and the addresses of their next owners.
+    going: Mutex<BTreeMap<u16, NodeAddress>>,
+    /// Other servers that do not answer.
+    silent: RwLock<BTreeSet<Life>>,
+    /// The greatest number of a map that another server has named.
+    hint: AtomicU64,
+    /// Notified when the map or a state changes, ...
+    changed: Notify,
+    /// ... and when this server should look for a newer map.
+    pub hinted: Notify,
+    /// Messages of PUBLISH on their way to the other servers.
+    pub messages: MessageQueues,
+    /// The newest link by which each other server sends messages: the nonce that this one gave.
+    links: Mutex<BTreeMap<Life, u64>>,
+}
+
+impl Cluster {
+    /// Creates the state of a server that has joined with a map, and serves nothing yet.
+    pub fn new(node: NodeId, life: Life, layout: Arc<Layout>, map: Arc<ClusterMap>) -> Self {
+        let shards = (0..layout.shards).map(|_| AtomicU8::new(ELSEWHERE)).collect();
+        let (map, going, hint) = (RwLock::new(map), Mutex::default(), AtomicU64::new(0));
+        let (changed, hinted) = (Notify::new(), Notify::new());
+        let silent = RwLock::default();
+        let (messages, links) = (MessageQueues::default(), Mutex::default());
+        Self {
+            node,
+            life,
+            layout,
+            map,
+            shards,
+            going,
+            silent,
+            hint,
+            changed,
+            hinted,
+            messages,
+            links,
+        }
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    /// Returns the newest map that is known.
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes a map, if it is newer than the one that is known.
+    pub fn learn(&self, map: &Arc<ClusterMap>) {
+        let mut known = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        if known.number() < map.number() {
+            *known = map.clone();
+        }
+        drop(known);
+        self.changed.notify_waiters();
+    }
+
+    /// Notes that another server has named a map.
+    pub fn hear(&self, number: u64) {
+        if self.hint.fetch_max(number, Ordering::AcqRel) < number && self.map().number() < number {
+            self.hinted.notify_one();
+        }
+    }
+
+    /// Returns true if a server is this one, or answers it.
+    pub fn is_connected(&self, life: Life) -> bool {
+        !self.silent.read().unwrap_or_else(PoisonError::into_inner).contains(&life)
+    }
+
+    /// Notes which other servers do not answer.
+    pub fn set_silent(&self, lives: impl IntoIterator<Item = Life>) {
+        let silent = lives.into_iter().collect();
+        *self.silent.write().unwrap_or_else(PoisonError::into_inner) = silent;
+    }
+
+    pub fn state(&self, shard: u16) -> ServedState {
+        let state = self.shards.get(usize::from(shard));
+        match state.map_or(ELSEWHERE, |state| state.load(Ordering::Acquire)) {
+            SERVED => ServedState::Served,
+            EXPECTED => ServedState::Expected,
+            _ => ServedState::Elsewhere,
+        }
+    }
+
+    /// Begins to give a shard to another life, or to nobody: commands on it wait.
+    pub fn begin_giving(&self, shard: u16, to: Option<Life>) {
+        let map = self.map();
+        let next = to.and_then(|life| Some(map.member(life)?.address.clone()));
+        let mut going = self.going.lock().unwrap_or_else(PoisonError::into_inner);
+        going.extend(next.map(|address| (shard, address)));
+        drop(going);
+        self.set(shard, ServedState::Expected);
+    }
+
+    pub fn set(&self, shard: u16, state: ServedState) {
+        if state != ServedState::Expected {
+            self.going.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
+        }
+        let number = match state {
+            ServedState::Elsewhere => ELSEWHERE,
+            ServedState::Expected => EXPECTED,
+            ServedState::Served => SERVED,
+        };
+        if let Some(known) = self.shards.get(usize::from(shard)) {
+            known.store(number, Ordering::Release);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the shards that are served here, in order.
+    pub fn served(&self) -> impl Iterator<Item = u16> + '_ {
+        (0..self.layout.shards).filter(|shard| self.state(*shard) == ServedState::Served)
+    }
+
+    /// Returns true if commands on a slot run here.
+    #[inline]
+    pub fn serves(&self, slot: u16) -> bool {
+        self.state(self.layout.shard_of(slot)) == ServedState::Served
+    }
+
+    /// Returns true if this server neither serves a slot's shard nor waits for it.
+    pub fn has_lost(&self, slot: u16) -> bool {
+        self.state(self.layout.shard_of(slot)) == ServedState::Elsewhere
+    }
+
+    /// Returns where a command on a slot belongs.
+    pub fn owner_of(&self, slot: u16) -> SlotOwner {
+        let shard = self.layout.shard_of(slot);
+        match self.state(shard) {
+            ServedState::Served => return SlotOwner::Here,
+            ServedState::Expected => return SlotOwner::Soon,
+            ServedState::Elsewhere => {}
+        }
+        let map = self.map();
+        match map.shards().get(usize::from(shard)).and_then(|entry| entry.owner) {
+            None => SlotOwner::Nobody,
+            Some(owner) if owner == self.life => SlotOwner::Soon,
+            Some(owner) => match map.member(owner) {
+                Some(member) => SlotOwner::There(member.address.clone()),
+                None => SlotOwner::Nobody,
+            },
+        }
+    }
+
+    /// Returns the error of a command on a slot that is not served here. `secured`: the client uses
+    /// TLS.
+    pub fn refusal(&self, slot: u16, secured: bool) -> String {
+        let moved = |address: &NodeAddress| {
+            let port = address.tls_port.filter(|_| secured).unwrap_or(address.port);
+            format!("MOVED {slot} {}:{port}", address.host)
+        };
+        let going = self.going.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.owner_of(slot) {
+            SlotOwner::There(address) => moved(&address),
+            SlotOwner::Nobody => "CLUSTERDOWN Hash slot not served".to_owned(),
+            SlotOwner::Here | SlotOwner::Soon => match going.get(&self.layout.shard_of(slot)) {
+                Some(next) => moved(next),
+                None => format!("TRYAGAIN The shard of slot {slot} is changing hands"),
+            },
+        }
+    }
+
+    /// Waits until it is known where a command on a slot belongs, at most until `limit`.
+    pub async fn until_settled(&self, slot: u16, limit: Instant) {
+        loop {
+            let changed = self.changed.notified();
+            if self.owner_of(slot) != SlotOwner::Soon || Instant::now() >= limit {
+                return;
+            }
+            let _ = tokio::time::timeout_at(limit, changed).await;
+        }
+    }
+
+    /// Waits until the map or a state changes.
+    pub async fn change(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Returns the other servers that may own shards.
+    pub fn others(&self) -> Vec<MapMember> {
+        let map = self.map();
+        let is_other = |m: &&MapMember| m.life != self.life && map.open_member(m.node) == Some(*m);
+        map.members().iter().filter(is_other).cloned().collect()
+    }
+}

@@ -1,0 +1,196 @@
+//! Beats: each server asks each other one, several times in a lease, whether it is there, and tells it
+//! the number of the newest map that it knows. Both sides prove that they know the cluster's secret.
+//!
+//! A beat is the command `CLUSTER BEAT from to number nonce proof`; the reply is a line with a number
+//! and a proof.
+
+use super::{STEPS, Seated};
+use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
+use crate::tls::{self, PeerStream};
+use flagstone_storage::cluster::{Life, MapMember};
+use flagstone_wire::resp::reply::write_request;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+/// Maximum length of the line of a reply in bytes.
+const LINE_MAX: u64 = 256;
+
+/// Parts of a lease that an answer may take.
+const PATIENCE: u32 = 3;
+
+/// When each other server has answered last.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>);
+
+impl Heard {
+    /// Returns for how long a life has not answered; one that is not known is silent for ever.
+    pub(super) fn silence(&self, life: Life) -> Duration {
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.get(&life).map_or(Duration::MAX, Instant::elapsed)
+    }
+
+    fn note(&self, life: Life) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(life, Instant::now());
+    }
+
+    fn forget(&self, life: Life) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&life);
+    }
+}
+
+/// The tasks that send beats, one for each other server.
+pub(super) struct Beats {
+    own: Seated,
+    heard: Heard,
+    tasks: BTreeMap<Life, AbortHandle>,
+}
+
+impl Beats {
+    pub(super) fn new(own: Seated) -> Self {
+        Self { own, heard: Heard::default(), tasks: BTreeMap::new() }
+    }
+
+    pub(super) fn heard(&self) -> &Heard {
+        &self.heard
+    }
+
+    /// Sends beats to these servers, and no others. A new one counts as heard for now.
+    pub(super) fn keep(&mut self, others: &[MapMember]) {
+        let gone = self.tasks.extract_if(.., |life, _| others.iter().all(|m| m.life != *life));
+        for (life, task) in gone {
+            task.abort();
+            self.heard.forget(life);
+        }
+        for member in others {
+            if self.tasks.contains_key(&member.life) {
+                continue;
+            }
+            self.heard.note(member.life);
+            let beating = beat(self.own.clone(), self.heard.clone(), member.clone());
+            let task = self.own.node.background.spawn(beating);
+            self.tasks.insert(member.life, task.abort_handle());
+        }
+    }
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        self.tasks.values().for_each(AbortHandle::abort);
+    }
+}
+
+/// Sends beats to a server until the task is ended.
+async fn beat(own: Seated, heard: Heard, to: MapMember) {
+    let lease = own.cluster.map().lease();
+    let mut link = None;
+    loop {
+        let told = own.cluster.map().number();
+        let asked = timeout(lease / PATIENCE, ask_whether_there(&own, &to, link.take())).await;
+        if let Ok(Ok((answered, number))) = asked {
+            link = Some(answered);
+            heard.note(to.life);
+            own.cluster.hear(number);
+        }
+        // Others hear of a newer map at once.
+        let until = Instant::now() + lease / STEPS;
+        while Instant::now() < until && own.cluster.map().number() == told {
+            let _ = tokio::time::timeout_at(until, own.cluster.change()).await;
+        }
+    }
+}
+
+/// A connection to another server.
+pub(super) type PeerConnection = BufReader<Box<dyn PeerStream>>;
+
+/// Sends one beat; returns the connection, and the number of the newest map that the other server
+/// knows.
+async fn ask_whether_there(
+    own: &Seated,
+    to: &MapMember,
+    link: Option<PeerConnection>,
+) -> Result<(PeerConnection, u64), String> {
+    let mut link = match link {
+        Some(link) => link,
+        None => connect(own, to).await?,
+    };
+    let map = own.cluster.map();
+    let nonce = rand::random::<u64>();
+    let (from, number) = (own.cluster.life(), map.number());
+    let proof = prove(map.secret(), &question(from, to.life, number, nonce));
+    let words = [&from.to_string(), &to.life.to_string(), &number.to_string(), &nonce.to_string()];
+    let mut request: Vec<&[u8]> = vec![b"CLUSTER", b"BEAT"];
+    request.extend(words.map(|word| word.as_bytes()));
+    request.push(proof.as_bytes());
+    let line = ask(&mut link, &request).await?;
+    let (known, proof) = line.split_once(' ').ok_or_else(|| line.clone())?;
+    let known: u64 = known.parse().map_err(|_| line.clone())?;
+    match is_proven(map.secret(), &answer(to.life, known, nonce), proof.as_bytes()) {
+        true => Ok((link, known)),
+        false => Err("the answer is not proven".to_owned()),
+    }
+}
+
+/// Sends a command, and returns the line of its reply.
+pub(super) async fn ask(
+    connection: &mut PeerConnection,
+    words: &[&[u8]],
+) -> Result<String, String> {
+    let broken = |error: std::io::Error| error.to_string();
+    let mut request = Vec::new();
+    write_request(&mut request, words.iter().copied());
+    connection.write_all(&request).await.map_err(broken)?;
+    connection.flush().await.map_err(broken)?;
+    let mut line = String::new();
+    (&mut *connection).take(LINE_MAX).read_line(&mut line).await.map_err(broken)?;
+    match line.strip_prefix('+') {
+        Some(answer) => Ok(answer.trim_end().to_owned()),
+        None => Err(line),
+    }
+}
+
+/// Connects to the port for clients of another server.
+pub(super) async fn connect(own: &Seated, to: &MapMember) -> Result<PeerConnection, String> {
+    let settings = own.node.config.settings();
+    let address = &to.address;
+    let port = address.tls_port.filter(|_| settings.tls_cluster).unwrap_or(address.port);
+    let stream = TcpStream::connect((&*address.host, port)).await.map_err(|e| e.to_string())?;
+    let _ = stream.set_nodelay(true);
+    let stream = match settings.tls_cluster {
+        true => tls::secure(stream, &address.host, &settings.tls).await?,
+        false => Box::new(stream),
+    };
+    Ok(BufReader::new(stream))
+}
+
+fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {
+    format!("beat {from} {to} {number} {nonce}").into_bytes()
+}
+
+fn answer(life: Life, number: u64, nonce: u64) -> Vec<u8> {
+    format!("here {life} {number} {nonce}").into_bytes()
+}
+
+/// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply.
+///
+/// # Errors
+/// If it is not for this life, or not proven.
+pub(crate) fn answer_beat(cluster: &Cluster, words: [&[u8]; 5]) -> Result<String, &'static str> {
+    let [from, to, number, nonce] = [0, 1, 2, 3]
+        .map(|at| std::str::from_utf8(words[at]).ok().and_then(|word| word.parse::<u64>().ok()));
+    let (Some(from), Some(to), Some(number), Some(nonce)) = (from, to, number, nonce) else {
+        return Err(UNPROVEN);
+    };
+    let map = cluster.map();
+    let asked = question(Life(from), Life(to), number, nonce);
+    if Life(to) != cluster.life() || !is_proven(map.secret(), &asked, words[4]) {
+        return Err(UNPROVEN);
+    }
+    cluster.hear(number);
+    let known = map.number();
+    Ok(format!("{known} {}", prove(map.secret(), &answer(cluster.life(), known, nonce))))
+}

@@ -1,0 +1,101 @@
+//! Opens the data at the start. In a cluster the server joins: with its id, its address and a new life.
+
+use crate::cluster::Cluster;
+use crate::config::Settings;
+use anyhow::{Context, Result, bail};
+use flagstone_storage::clock::Clock;
+use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId};
+use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir, is_of_one_server};
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name of the file with the node's id, in the local directory.
+const ID_FILE: &str = "cluster-node-id";
+
+/// Number of shards of a new cluster: servers up to that number can share them.
+const SHARDS: u16 = 32;
+
+/// An open data directory, and the server's seat if it belongs to a cluster.
+pub(crate) struct Opened {
+    pub(crate) directory: Directory,
+    pub(crate) joined: Option<(Arc<ClusterSeat>, Arc<Cluster>)>,
+}
+
+/// Opens the data directory, or joins the cluster whose it is: with `cluster-enabled yes` and a store
+/// that servers can share, a new one is made for a cluster. Must run on the background runtime.
+///
+/// # Errors
+/// If it cannot be opened. In a cluster, also if the server has no address to tell others.
+pub(crate) async fn open(
+    mut options: OpenOptions,
+    clock: Clock,
+    settings: Arc<Settings>,
+) -> Result<Opened> {
+    let wants = settings.cluster_enabled && options.store.dir().is_none();
+    if !wants || is_of_one_server(&options.store).await? {
+        let directory = Directory::open(options, clock).await?;
+        return Ok(Opened { directory, joined: None });
+    }
+    for (name, is_set) in [
+        ("journal", settings.journal.is_some()),
+        ("journal-archive-retention", settings.journal_archive_retention_seconds != 0),
+        ("checkpoint-interval", settings.checkpoint_interval_seconds != 0),
+    ] {
+        if is_set {
+            bail!("{name} does not work in a cluster of several servers");
+        }
+    }
+    options.default_shards = SHARDS;
+    options.lease = Duration::from_millis(settings.cluster_lease_ms);
+    let address = address_of(&settings)?;
+    let node = node_id(&settings.dir)?;
+    let (directory, seat) = ClusterSeat::join(options, clock, node, &address).await?;
+    let map = seat.maps().newest().await?.context("the cluster's map is gone")?;
+    let life = seat.life();
+    tracing::info!(%node, life = life.0, map = map.number(), "joined the cluster");
+    let cluster = Arc::new(Cluster::new(node, life, directory.layout.clone(), map));
+    Ok(Opened { directory, joined: Some((Arc::new(seat), cluster)) })
+}
+
+/// Returns the address that clients and other servers use.
+fn address_of(settings: &Settings) -> Result<NodeAddress> {
+    let announced = [&settings.cluster_announce_ip, &settings.cluster_announce_hostname];
+    let announced = announced.into_iter().find_map(Clone::clone);
+    let bound = || {
+        let mut addresses = settings.bind.iter().map(|it| it.trim_start_matches('-').to_owned());
+        addresses.find(|it| it.parse::<IpAddr>().is_ok_and(|ip| !ip.is_unspecified()))
+    };
+    let Some(host) = announced.or_else(bound) else {
+        bail!(
+            "a server of a cluster must know its own address: set cluster-announce-ip, or bind to one \
+             address"
+        )
+    };
+    let or = |announced: u16, own: u16| if announced == 0 { own } else { announced };
+    let port = or(settings.cluster_announce_port, settings.port);
+    let tls_port = Some(or(settings.cluster_announce_tls_port, settings.tls_port));
+    Ok(NodeAddress { host, port, tls_port: tls_port.filter(|port| *port != 0) })
+}
+
+/// Reads the node's id, or makes one: it stays the same as long as the local directory.
+fn node_id(dir: &Path) -> Result<NodeId> {
+    let path = dir.join(ID_FILE);
+    match fs::read_to_string(&path) {
+        Ok(text) => {
+            let id = NodeId::parse(text.trim());
+            id.with_context(|| format!("{} has no id of a node: remove it", path.display()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let id = NodeId(rand::random());
+            create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
+            fs::write(&path, format!("{id}\n"))
+                .with_context(|| format!("writing {}", path.display()))?;
+            Ok(id)
+        }
+        Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+    }
+}

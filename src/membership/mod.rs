@@ -1,0 +1,379 @@
+//! Takes part in a cluster (RFC 16, RFC 20): joins it, takes the shards that the map gives to this
+//! server, gives shards away, notices servers that have ended and takes their shards over, and leaves.
+//!
+//! One task, the *agent*, looks at the newest map in steps and begins what follows from it; each shard
+//! that is being taken or given has a task of its own. Nothing that the agent believes of others is
+//! needed for safety: a server owns its shards as long as its own journal is unsealed.
+
+mod beats;
+mod joining;
+mod moving;
+mod spreading;
+mod suspicion;
+mod taking;
+
+pub(crate) use beats::answer_beat;
+pub(crate) use joining::{Opened, open};
+
+use crate::cluster::{Cluster, ServedState};
+use crate::node::{Node, ShutdownRequest};
+use crate::worker::{Peers, Worker};
+use flagstone_storage::cluster::{
+    ClusterMap, ClusterSeat, Life, MapRefusal, MapShard, MemberState,
+};
+use flagstone_storage::journal::Lsn;
+use spreading::Spreading;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use suspicion::Suspicion;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+/// Parts of a lease that pass between two steps of the agent, and between two beats.
+const STEPS: u32 = 6;
+
+/// Leases between two looks for a newer map, if no other server has named one.
+const LOOK: u32 = 3;
+
+/// Pause before a shard that could not be taken or given is tried again, in leases.
+const RETRY: u32 = 1;
+
+/// Error of a task whose worker has ended.
+const GONE: &str = "a worker is gone";
+
+/// The parts of the process that take part in a cluster.
+#[derive(Clone)]
+pub(crate) struct Seated {
+    pub(crate) node: Arc<Node>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) seat: Arc<ClusterSeat>,
+    pub(crate) cluster: Arc<Cluster>,
+}
+
+/// Runs a closure on the worker of a shard.
+async fn on_worker<T, F, Fut>(own: &Seated, shard: u16, job: F) -> anyhow::Result<T>
+where
+    T: Send + 'static,
+    F: FnOnce(Rc<Worker>) -> Fut + Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
+    let worker = usize::from(shard) % own.node.shard_workers;
+    own.peers.on_worker(worker, true, job).await.map_err(|_| anyhow::anyhow!(GONE))
+}
+
+/// The end of a task on some shards.
+struct Handled {
+    shards: Vec<u16>,
+    outcome: anyhow::Result<ShardChange>,
+}
+
+/// A task's result.
+enum ShardChange {
+    /// These shards were taken, and lack rows of other journals, or anything at all, in their engines
+    /// until these have flushed up to an lsn; `None`: they lack nothing.
+    Taken(Option<Lsn>),
+    Given,
+}
+
+/// See the module's description.
+struct Agent {
+    own: Seated,
+    tasks: JoinSet<Handled>,
+    /// Shards that a task takes or gives, or that are tried again at some time.
+    busy: BTreeSet<u16>,
+    again: BTreeMap<u16, Instant>,
+    /// Shards whose engines have not flushed all that other journals have of them: the lsns up to
+    /// which they must.
+    adopted: BTreeMap<u16, Lsn>,
+    suspicion: Suspicion,
+    spreading: Spreading,
+    looked: Instant,
+    /// True once the process is to end: then it keeps no shard.
+    ending: bool,
+}
+
+/// A task that ends with its handle.
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The agent of a server that takes part.
+pub(crate) struct Membership {
+    seat: Arc<ClusterSeat>,
+    cluster: Arc<Cluster>,
+    leaving: watch::Sender<bool>,
+    agent: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Membership {
+    /// Begins to take part.
+    pub(crate) fn begin(
+        (seat, cluster): (Arc<ClusterSeat>, Arc<Cluster>),
+        node: Arc<Node>,
+        peers: Arc<Peers>,
+    ) -> Self {
+        let own = Seated { node, peers, seat: seat.clone(), cluster: cluster.clone() };
+        let (leaving, told) = watch::channel(false);
+        let agent = own.node.background.clone().spawn(run(own, told));
+        Self { seat, cluster, leaving, agent: Mutex::new(Some(agent)) }
+    }
+
+    /// Gives all shards to others, unless the server is to end at once.
+    pub(crate) async fn leave(&self, request: ShutdownRequest) {
+        if request.now {
+            return self.end();
+        }
+        self.leaving.send_replace(true);
+        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut agent) = agent.map(AbortOnDrop) else { return };
+        if let Err(error) = (&mut agent.0).await {
+            tracing::error!(%error, "the server's part in the cluster has ended too early");
+        }
+    }
+
+    /// Ends the agent: shards that this server still has are taken over by others.
+    pub(crate) fn end(&self) {
+        let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(agent.map(AbortOnDrop));
+    }
+
+    /// Notes that the server has left. `is_stored`: everything is, and its journal is closed.
+    pub(crate) async fn release(&self, is_stored: bool) {
+        let map = self.cluster.map();
+        if !is_stored || map.owned_by(self.cluster.life()).next().is_some() {
+            return;
+        }
+        let released = tokio::time::timeout(map.lease(), self.seat.release()).await;
+        if !matches!(released, Ok(Ok(()))) {
+            tracing::warn!("other servers have to notice that this one has left");
+        }
+    }
+}
+
+/// Takes part until the server leaves the cluster: then gives all shards away, and returns.
+async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
+    let (suspicion, spreading) = (Suspicion::begin(&own), Spreading::new(own.clone()));
+    let (tasks, looked) = (JoinSet::new(), Instant::now());
+    let (busy, again, adopted) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+    let mut agent =
+        Agent { own, tasks, busy, again, adopted, suspicion, spreading, looked, ending: false };
+    let step = agent.lease() / STEPS;
+    loop {
+        let hinted = agent.own.cluster.hinted.notified();
+        let is_hinted = tokio::select! {
+            () = hinted => true,
+            () = tokio::time::sleep(step) => false,
+            Some(handled) = agent.tasks.join_next() => {
+                agent.ended(handled);
+                false
+            }
+            _ = leaving.wait_for(|leaving| *leaving) => break,
+        };
+        if is_hinted || agent.looked.elapsed() > LOOK * agent.lease() {
+            agent.look().await;
+        }
+        if let Err(error) = agent.step().await {
+            tracing::error!("this server cannot go on in the cluster: {error:#}");
+            agent.own.node.ending.end(ShutdownRequest { now: true });
+            return;
+        }
+    }
+    if let Err(error) = agent.leave().await {
+        tracing::error!("this server cannot leave the cluster in order: {error:#}");
+    }
+}
+
+impl Agent {
+    fn lease(&self) -> Duration {
+        self.own.cluster.map().lease()
+    }
+
+    fn life(&self) -> Life {
+        self.own.cluster.life()
+    }
+
+    /// Reads the newest map.
+    async fn look(&mut self) {
+        self.looked = Instant::now();
+        match self.own.seat.maps().newest().await {
+            Ok(Some(map)) => self.own.cluster.learn(&map),
+            Ok(None) => tracing::error!("the map of the cluster is gone"),
+            Err(error) => tracing::warn!(%error, "the map of the cluster cannot be read"),
+        }
+    }
+
+    /// Begins what follows from the newest map.
+    ///
+    /// # Errors
+    /// If this server can own nothing any more.
+    async fn step(&mut self) -> anyhow::Result<()> {
+        let map = self.own.cluster.map();
+        match map.member(self.life()).map(|member| member.state) {
+            Some(MemberState::Open) => {}
+            _ => anyhow::bail!("another server has taken over: life {} is sealed", self.life()),
+        }
+        self.spreading.keep(&self.own.cluster.others());
+        self.again.retain(|_, at| *at > Instant::now());
+        self.take_what_is_given(&map);
+        self.take_parked(&map).await?;
+        self.unlist_flushed(&map).await?;
+        self.move_some(&map);
+        self.suspect(&map).await?;
+        self.forget_ended(&map).await
+    }
+
+    /// Returns true if nothing is being done with a shard, and nothing has just failed.
+    fn is_free(&self, shard: u16) -> bool {
+        !self.busy.contains(&shard) && !self.again.contains_key(&shard)
+    }
+
+    /// Begins to take the shards that the map gives to this server: those with the same journals
+    /// together.
+    fn take_what_is_given(&mut self, map: &ClusterMap) {
+        let mut groups: BTreeMap<&[Life], Vec<&MapShard>> = BTreeMap::new();
+        for entry in map.owned_by(self.life()) {
+            let is_new = self.own.cluster.state(entry.id) == ServedState::Elsewhere;
+            if is_new && self.is_free(entry.id) {
+                groups.entry(&entry.journals).or_default().push(entry);
+            }
+        }
+        for group in groups.into_values() {
+            let shards: Vec<u16> = group.iter().map(|entry| entry.id).collect();
+            self.busy.extend(&shards);
+            let taking = taking::take(self.own.clone(), group.into_iter().cloned().collect());
+            self.tasks.spawn(async move { Handled { shards, outcome: taking.await } });
+        }
+    }
+
+    /// Takes as many parked shards as this server should have.
+    async fn take_parked(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
+        let life = self.life();
+        let parked: Vec<u16> =
+            map.shards().iter().filter(|it| it.owner.is_none()).map(|it| it.id).collect();
+        let lack = map.balance().iter().find(|one| one.life == life).map_or(0, |one| one.lack());
+        if parked.is_empty() || lack == 0 {
+            return Ok(());
+        }
+        self.change("taking parked shards", |draft| {
+            let parked = draft.map().shards().iter().filter(|it| it.owner.is_none());
+            let parked: Vec<u16> = parked.map(|it| it.id).take(lack).collect();
+            if parked.is_empty() {
+                return Err(MapRefusal::NoChange);
+            }
+            parked.into_iter().try_for_each(|shard| draft.take_parked(shard, life))
+        })
+        .await
+    }
+
+    /// Takes the journals of other lives from the lists of shards whose engines have it all.
+    async fn unlist_flushed(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
+        let mut flushed = Vec::new();
+        for (shard, lsn) in self.adopted.clone() {
+            match taking::flush(&self.own, shard, lsn).await {
+                Some(reached) if reached >= lsn => flushed.push(shard),
+                Some(_) => {}
+                None => drop(self.adopted.remove(&shard)),
+            }
+        }
+        let life = self.life();
+        let is_listed = |shard: &u16| {
+            let entry = map.shards().get(usize::from(*shard));
+            entry.is_some_and(|it| {
+                it.owner == Some(life) && !(it.is_begun && it.journals.len() == 1)
+            })
+        };
+        for shard in &flushed {
+            self.adopted.remove(shard);
+        }
+        flushed.retain(is_listed);
+        if flushed.is_empty() {
+            return Ok(());
+        }
+        self.change("dropping journals that are flushed", |draft| {
+            flushed.iter().try_for_each(|shard| draft.note_flushed(*shard, life))
+        })
+        .await
+    }
+
+    /// Takes ended lives from the map that no list names, and deletes the objects of their journals.
+    async fn forget_ended(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
+        let is_gone = |life: Life, state| state != MemberState::Open && !map.lists(life);
+        if !map.members().iter().any(|member| is_gone(member.life, member.state)) {
+            return Ok(());
+        }
+        let mut gone = Vec::new();
+        self.change("forgetting lives that have ended", |draft| {
+            gone = draft.forget()?;
+            Ok(())
+        })
+        .await?;
+        let newest = self.own.cluster.map();
+        gone.retain(|life| newest.is_forgotten(*life));
+        let seat = self.own.seat.clone();
+        seat.keep_listed(&newest);
+        self.own.node.background.spawn(async move {
+            for life in gone {
+                if let Err(error) = seat.remove_journal(life).await {
+                    tracing::warn!(life = life.0, "a journal is left behind: {error:#}");
+                }
+            }
+            if let Err(error) = seat.maps().prune().await {
+                tracing::warn!(%error, "old maps of the cluster are left behind");
+            }
+        });
+        Ok(())
+    }
+
+    /// Changes the map. A change that the newest map does not allow was overtaken.
+    async fn change(
+        &mut self,
+        doing: &str,
+        steps: impl FnMut(&mut flagstone_storage::cluster::MapDraft) -> Result<(), MapRefusal>,
+    ) -> anyhow::Result<()> {
+        match self.own.seat.amend(steps).await? {
+            Ok(map) => {
+                tracing::debug!(map = map.number(), "{doing}");
+                self.own.cluster.learn(&map);
+            }
+            Err(refusal) => {
+                tracing::debug!("{doing}: {refusal}");
+                self.look().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes the end of a task.
+    fn ended(&mut self, handled: Result<Handled, tokio::task::JoinError>) {
+        let Handled { shards, outcome } = match handled {
+            Ok(handled) => handled,
+            Err(error) => {
+                tracing::error!(%error, "a task on shards has failed");
+                self.own.node.ending.end(ShutdownRequest { now: true });
+                return;
+            }
+        };
+        for shard in &shards {
+            self.busy.remove(shard);
+        }
+        match outcome {
+            Ok(ShardChange::Taken(up_to)) => {
+                let lacking = up_to.map(|lsn| shards.iter().map(move |id| (*id, lsn)));
+                self.adopted.extend(lacking.into_iter().flatten());
+            }
+            Ok(ShardChange::Given) => {}
+            Err(error) => {
+                tracing::warn!(?shards, "shards do not change hands yet: {error:#}");
+                let at = Instant::now() + RETRY * self.lease();
+                self.again.extend(shards.iter().map(|id| (*id, at)));
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Gives shards away: to a server that has too few, to one that a user names, or to all others when this
+//! one leaves.
+
+use super::{Agent, Handled, Seated, ShardChange, on_worker};
+use crate::cluster::ServedState;
+use crate::worker::Worker;
+use anyhow::{Result, bail};
+use flagstone_storage::cluster::{ClusterMap, Life, MapRefusal};
+use flagstone_storage::slot::slot_of;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+
+/// How long a shard is flushed while it is served, before commands on it wait for the rest.
+const AHEAD: Duration = Duration::from_secs(10);
+
+/// How long commands may wait for the last flush. After that the shard stays.
+const HELD: Duration = Duration::from_secs(2);
+
+/// Pause between two looks at a flush.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Shards that a leaving server gives away at a time.
+const AT_ONCE: usize = 4;
+
+/// Leases that leaving may take; shards that are left are taken over by others.
+const LEAVING: u32 = 20;
+
+impl Agent {
+    /// Begins to give shards away that are to move: all if this server leaves, else one, as asked for or
+    /// because it has too many.
+    pub(super) fn move_some(&mut self, map: &ClusterMap) {
+        let is_leaving = map.member(self.life()).is_some_and(|member| member.leaving);
+        match self.ending || is_leaving {
+            true => self.give_all(map),
+            false => self.move_one(map),
+        }
+    }
+
+    fn move_one(&mut self, map: &ClusterMap) {
+        if !self.busy.is_empty() {
+            return;
+        }
+        let life = self.life();
+        let free = map.owned_by(life).filter(|it| self.can_give(it.id));
+        let free: Vec<_> = free.collect();
+        let asked = free.iter().find_map(|it| Some((it.id, it.moving_to?)));
+        let surplus = || {
+            let allotments = map.balance();
+            allotments.iter().find(|one| one.life == life && one.surplus() > 0)?;
+            let answers = |to: Life| self.suspicion.heard().answers(to, self.lease());
+            let lacking = allotments.iter().filter(|one| one.lack() > 0 && answers(one.life));
+            let to = lacking.max_by_key(|one| one.lack())?.life;
+            Some((free.iter().find(|it| !it.is_pinned)?.id, to))
+        };
+        if let Some((shard, to)) = asked.or_else(surplus) {
+            self.begin_giving(shard, Some(to));
+        }
+    }
+
+    fn can_give(&self, shard: u16) -> bool {
+        self.own.cluster.state(shard) == ServedState::Served && self.is_free(shard)
+    }
+
+    fn begin_giving(&mut self, shard: u16, to: Option<Life>) {
+        self.busy.insert(shard);
+        self.adopted.remove(&shard);
+        let giving = give(self.own.clone(), shard, to);
+        self.tasks.spawn(async move { Handled { shards: vec![shard], outcome: giving.await } });
+    }
+
+    /// Gives all shards away: to the servers that answer, or to nobody if there are none.
+    pub(super) async fn leave(&mut self) -> Result<()> {
+        self.ending = true;
+        let (deadline, life) = (Instant::now() + LEAVING * self.lease(), self.life());
+        self.change("leaving", |draft| draft.leave(life)).await?;
+        loop {
+            let map = self.own.cluster.map();
+            let owned: Vec<u16> = map.owned_by(life).map(|it| it.id).collect();
+            if owned.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                tracing::warn!(shards = ?owned, "this server leaves the cluster before all its shards");
+                return Ok(());
+            }
+            // Some may have come just before it began to leave.
+            self.take_what_is_given(&map);
+            self.move_some(&map);
+            match timeout(self.lease(), self.tasks.join_next()).await {
+                Ok(Some(handled)) => self.ended(handled),
+                Ok(None) => tokio::time::sleep(POLL).await,
+                Err(_) => self.look().await,
+            }
+            let now = Instant::now();
+            self.again.retain(|_, at| *at > now);
+        }
+    }
+
+    /// Begins to give away some of the shards that are served: to servers that answer. If there are
+    /// none the shards stay, but a process that ends leaves them to nobody.
+    fn give_all(&mut self, map: &ClusterMap) {
+        let mut heirs = self.heirs(map);
+        if heirs.is_empty() && !self.ending {
+            return;
+        }
+        for entry in map.owned_by(self.life()) {
+            if self.tasks.len() >= AT_ONCE || !self.can_give(entry.id) {
+                continue;
+            }
+            let asked = entry.moving_to.filter(|to| heirs.contains_key(to));
+            let least = heirs.iter_mut().min_by_key(|(life, shards)| (**shards, **life));
+            let to = asked.or_else(|| {
+                let (life, shards) = least?;
+                *shards += 1;
+                Some(*life)
+            });
+            self.begin_giving(entry.id, to);
+        }
+    }
+
+    /// Returns the other servers that answer, with the number of their shards.
+    fn heirs(&self, map: &ClusterMap) -> BTreeMap<Life, usize> {
+        let answers = |life: Life| self.suspicion.heard().answers(life, self.lease());
+        let stays = |life: Life| map.member(life).is_some_and(|member| !member.leaving);
+        let all = map.balance().into_iter();
+        let heirs = all.filter(|one| stays(one.life) && answers(one.life));
+        heirs.filter(|one| one.life != self.life()).map(|one| (one.life, one.shards)).collect()
+    }
+}
+
+/// Gives a shard to another life, or to nobody.
+async fn give(own: Seated, shard: u16, to: Option<Life>) -> Result<ShardChange> {
+    let begun = Instant::now();
+    flush_ahead(&own, shard).await?;
+    let held = Instant::now();
+    own.cluster.begin_giving(shard, to);
+    let outcome = hand_over(&own, shard, to).await;
+    let is_here = match &outcome {
+        Ok(()) => false,
+        // The shard may be served still, or is to be taken again.
+        Err(_) => {
+            on_worker(&own, shard, move |worker| async move { worker.has_shard(shard) }).await?
+        }
+    };
+    let state = if is_here { ServedState::Served } else { ServedState::Elsewhere };
+    own.cluster.set(shard, state);
+    if !is_here {
+        end_subscriptions(&own, shard);
+    }
+    outcome?;
+    let (held_ms, took_ms) = (held.elapsed().as_millis(), begun.elapsed().as_millis());
+    tracing::info!(shard, to = to.map(|it| it.0), held_ms, took_ms, "gave a shard away");
+    Ok(ShardChange::Given)
+}
+
+/// Ends the subscriptions to the channels of a shard that has left, and tells the clients.
+fn end_subscriptions(own: &Seated, shard: u16) {
+    let (layout, settings) = (&own.node.layout, own.node.config.settings());
+    let is_gone = |channel: &[u8]| layout.shard_of(slot_of(channel)) == shard;
+    let (limits, now_ms) = (&settings.client_output_buffer_limit, own.node.clock.now_ms());
+    own.node.broadcast.pubsub.end_shard_channels(is_gone, limits, now_ms);
+}
+
+/// Flushes a shard that is served, so that little is left to flush while commands wait.
+async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
+    let end = own.node.journal.end();
+    let begun = Instant::now();
+    loop {
+        let urge = move |worker: Rc<Worker>| async move { worker.urge_flush(shard, end) };
+        let flushed = on_worker(own, shard, urge).await?;
+        if flushed.is_none_or(|lsn| lsn >= end) || begun.elapsed() > AHEAD {
+            return Ok(());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Takes a shard from its worker, completes its engine, and changes the map.
+async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
+    let cluster = own.cluster.clone();
+    let detach = move |worker: Rc<Worker>| async move {
+        worker.detach_shard(shard, |slot| cluster.refusal(slot, false)).await
+    };
+    let mut detached = on_worker(own, shard, detach).await??;
+    let journal = own.node.journal.clone();
+    let flushed = timeout(HELD, detached.flush(&journal)).await;
+    let trouble = match flushed {
+        Ok(flushed) => flushed.err(),
+        Err(_) => Some(anyhow::anyhow!("its rows are not stored within {} s", HELD.as_secs())),
+    };
+    if let Some(error) = trouble {
+        let attach = move |worker: Rc<Worker>| async move {
+            worker.attach_shard(detached.into_shard()).await
+        };
+        if let Err(refused) = on_worker(own, shard, attach).await? {
+            bail!("the shard cannot be served any more: {}", refused.why);
+        }
+        return Err(error.context("the shard stays here"));
+    }
+    if let Err(error) = detached.close(&journal).await {
+        // All its rows are stored all the same.
+        tracing::warn!(shard, "its engine did not close: {error:#}");
+    }
+    let life = own.seat.life();
+    let given = own.seat.amend(|draft| match to {
+        Some(to) => draft.give(shard, life, to),
+        None => draft.park(shard, life),
+    });
+    match given.await? {
+        Ok(map) => own.cluster.learn(&map),
+        Err(MapRefusal::NotOpen(life)) => bail!("life {life} has ended"),
+        Err(refusal) => bail!("{refusal}"),
+    }
+    Ok(())
+}

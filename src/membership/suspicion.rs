@@ -1,0 +1,128 @@
+//! Notices servers that have ended, and takes their shards over.
+//!
+//! A server is suspected that answers no beats. It is taken over if, for half a lease, its journal has
+//! no new object either: a server that clients use puts one a second, and one that only the others
+//! cannot reach must not lose its shards. Of several servers that could take it over, one acts first,
+//! by a hash of both lives.
+
+use super::beats::{Beats, Heard};
+use super::{Agent, Seated};
+use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::{Instant, timeout};
+
+/// Parts of a lease: the silence from which on a server's journal is watched, how long that must
+/// have no new object, and how much later each further server acts.
+const SILENT: u32 = 3;
+const WATCHED: u32 = 2;
+const NEXT: u32 = 3;
+
+/// The knowledge of other servers: which answer, and which may have ended.
+pub(super) struct Suspicion {
+    beats: Beats,
+    /// The journals of silent servers: the newest object, and since when it is the newest.
+    watched: BTreeMap<Life, (u64, Instant)>,
+}
+
+impl Suspicion {
+    pub(super) fn begin(own: &Seated) -> Self {
+        Self { beats: Beats::new(own.clone()), watched: BTreeMap::new() }
+    }
+
+    /// Returns the lives that answer.
+    pub(super) fn heard(&self) -> &Heard {
+        self.beats.heard()
+    }
+}
+
+impl Agent {
+    /// Watches the journals of servers that are silent, and takes one over that has ended.
+    pub(super) async fn suspect(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
+        let others = self.own.cluster.others();
+        self.suspicion.beats.keep(&others);
+        let lease = self.lease();
+        let is_silent = |life: Life| self.suspicion.heard().silence(life) > lease / SILENT;
+        let silent: Vec<Life> = others.iter().map(|m| m.life).filter(|it| is_silent(*it)).collect();
+        self.own.cluster.set_silent(silent.iter().copied());
+        self.suspicion.watched.retain(|life, _| silent.contains(life));
+        if map.member(self.life()).is_some_and(|member| member.leaving) {
+            // It could take nothing: others act.
+            return Ok(());
+        }
+        for life in silent {
+            let asked = timeout(lease / NEXT, self.own.seat.progress_of(life)).await;
+            let Ok(Ok(newest)) = asked else {
+                // Without the store nobody can take anything over.
+                self.suspicion.watched.remove(&life);
+                continue;
+            };
+            let patience = lease / WATCHED + self.rank(map, life) * (lease / NEXT);
+            let since = self.suspicion.watched.entry(life).or_insert((newest, Instant::now()));
+            if since.0 != newest {
+                *since = (newest, Instant::now());
+            }
+            if since.1.elapsed() >= patience {
+                self.take_over(life).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how many servers act before this one.
+    fn rank(&self, map: &ClusterMap, ended: Life) -> u32 {
+        let both = |life: Life| [ended.0.to_be_bytes(), life.0.to_be_bytes()].concat();
+        let weight = |life: Life| self.own.node.layout.hash(&both(life));
+        let own = weight(self.life());
+        let staying = map.members().iter().filter(|member| !member.leaving);
+        let lives = staying.map(|member| member.life);
+        let before = lives.filter(|life| self.suspicion.heard().answers(*life, self.lease()));
+        before.filter(|life| weight(*life) > own).count() as u32
+    }
+
+    /// Seals the journal of a life, and shares its shards out among the servers that answer.
+    async fn take_over(&mut self, ended: Life) -> anyhow::Result<()> {
+        self.suspicion.watched.remove(&ended);
+        tracing::warn!(
+            life = ended.0,
+            "a server of the cluster has ended: its shards are taken over"
+        );
+        if let Err(error) = self.own.seat.seal(ended).await {
+            tracing::warn!(life = ended.0, "its journal cannot be sealed: {error:#}");
+            return Ok(());
+        }
+        let heard = self.suspicion.heard().clone();
+        let (lease, own) = (self.lease(), self.life());
+        let answers = |life: Life| life == own || heard.answers(life, lease);
+        self.change("taking over", |draft| share_out(draft, ended, &answers)).await
+    }
+}
+
+/// Notes that a life is sealed, and gives its shards to open ones of those that answer, each to the one
+/// that has the fewest.
+fn share_out(
+    draft: &mut MapDraft,
+    ended: Life,
+    answers: &impl Fn(Life) -> bool,
+) -> Result<(), MapRefusal> {
+    let allotments = draft.map().balance();
+    let stays = |life: Life| draft.map().member(life).is_some_and(|member| !member.leaving);
+    let is_heir = |life: Life| life != ended && stays(life) && answers(life);
+    let lives = allotments.iter().filter(|one| is_heir(one.life));
+    let mut shares: Vec<(usize, Life)> = lives.map(|one| (one.shards, one.life)).collect();
+    let owned: Vec<u16> = draft.map().owned_by(ended).map(|shard| shard.id).collect();
+    let mut heirs = Vec::with_capacity(owned.len());
+    for shard in owned {
+        let Some(least) = shares.iter_mut().min() else { break };
+        least.0 += 1;
+        heirs.push((shard, least.1));
+    }
+    draft.seal(ended, &heirs)
+}
+
+impl Heard {
+    /// Returns true if a life has answered lately.
+    pub(super) fn answers(&self, life: Life, lease: Duration) -> bool {
+        self.silence(life) <= lease / SILENT
+    }
+}

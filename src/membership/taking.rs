@@ -1,0 +1,40 @@
+//! Takes shards: reads what other journals have of them, and gives them to their workers.
+
+use super::{Seated, ShardChange, on_worker};
+use crate::cluster::ServedState;
+use crate::worker::Worker;
+use anyhow::{Result, bail};
+use flagstone_storage::cluster::{GivenShard, MapShard};
+use flagstone_storage::journal::Lsn;
+use std::rc::Rc;
+
+/// Takes shards with the same list of journals, and serves them.
+pub(super) async fn take(own: Seated, entries: Vec<MapShard>) -> Result<ShardChange> {
+    let life = own.seat.life();
+    let given = |entry: &MapShard| {
+        let others = entry.journals.iter().copied().filter(|journal| *journal != life);
+        let (journals, is_begun) = (others.collect(), entry.is_begun);
+        (GivenShard { id: entry.id, journals, is_begun }, entry.since)
+    };
+    let given: Vec<_> = entries.iter().map(given).collect();
+    let taken = own.seat.take(&given).await?;
+    let adopted = taken.iter().map(|one| one.adopted).max();
+    let is_whole = given.iter().all(|(one, _)| one.journals.is_empty() && one.is_begun);
+    for one in taken {
+        let id = one.shard.id;
+        let attach = move |worker: Rc<Worker>| async move { worker.attach_shard(one.shard).await };
+        if let Err(refused) = on_worker(&own, id, attach).await? {
+            bail!("shard {id} cannot be served: {}", refused.why);
+        }
+        own.cluster.set(id, ServedState::Served);
+    }
+    let shards: Vec<u16> = entries.iter().map(|entry| entry.id).collect();
+    tracing::info!(?shards, "serving shards");
+    Ok(ShardChange::Taken(adopted.filter(|_| !is_whole)))
+}
+
+/// Has a shard flushed soon up to an lsn, and returns the lsn up to which everything is; `None`: it is not here.
+pub(super) async fn flush(own: &Seated, shard: u16, up_to: Lsn) -> Option<Lsn> {
+    let urge = move |worker: Rc<Worker>| async move { worker.urge_flush(shard, up_to) };
+    on_worker(own, shard, urge).await.ok()?
+}

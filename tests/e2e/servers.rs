@@ -1,0 +1,564 @@
+//! Several servers of one cluster over a directory that is used like a bucket.
+
+use super::Server;
+use super::checkpoints::{done, run};
+use super::pubsub::Raw;
+use redis::cluster::{ClusterClient, ClusterConnection};
+use redis::{Commands, Value};
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const LEASE: Duration = Duration::from_millis(300);
+
+/// The cluster's store, and the options of its servers.
+struct Cluster {
+    bucket: TempDir,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        Self { bucket: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    fn store(&self) -> String {
+        format!("bucket+file://{}/data", self.bucket.path().display())
+    }
+
+    /// Runs `flagstone cluster` with some words, which must succeed, and returns what it prints.
+    fn told(&self, words: &[&str]) -> String {
+        done(&[&["cluster"], words, &["--store", &self.store()]].concat())
+    }
+
+    /// Runs `flagstone cluster` with some words, which must fail, and returns its status and error.
+    fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = run(&[&["cluster"], words, &["--store", &self.store()]].concat());
+        assert!(!output.status.success(), "{words:?}");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn map(&self) -> serde_json::Value {
+        serde_json::from_str(&self.told(&["status", "--json"])).expect("JSON")
+    }
+
+    fn server(&self) -> Server {
+        let store = self.store();
+        let lease = LEASE.as_millis().to_string();
+        Server::start(&[
+            "--cluster-enabled",
+            "yes",
+            "--store",
+            &store,
+            "--shards",
+            "6",
+            "--workers",
+            "2",
+            "--cluster-lease-ms",
+            &lease,
+        ])
+    }
+
+    /// Starts some servers, and waits until each serves some slots.
+    fn servers(&self, number: usize) -> Vec<Server> {
+        let servers: Vec<Server> = (0..number).map(|_| self.server()).collect();
+        settle(&servers.iter().collect::<Vec<_>>());
+        servers
+    }
+}
+
+fn asked(server: &Server, words: [&str; 2]) -> String {
+    let mut client = server.client();
+    match redis::cmd(words[0]).arg(words[1]).query(&mut client) {
+        Ok(Value::VerbatimString { text, .. }) => text,
+        Ok(Value::BulkString(text)) => String::from_utf8(text).expect("a text"),
+        other => panic!("{words:?}: {other:?}"),
+    }
+}
+
+/// Returns the number of slots that each server says are its own.
+fn slots_of(server: &Server) -> usize {
+    let nodes = asked(server, ["CLUSTER", "NODES"]);
+    let myself = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
+    let ranges = myself.split(' ').skip(8).filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
+    });
+    ranges.sum()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until these servers share all slots, each about as many.
+fn settle(servers: &[&Server]) {
+    until("the servers share the slots", || {
+        let slots: Vec<usize> = servers.iter().map(|server| slots_of(server)).collect();
+        let least = 16384 / 6 * (6 / servers.len());
+        slots.iter().sum::<usize>() == 16384 && slots.iter().all(|slots| *slots >= least)
+    });
+}
+
+/// A client of the cluster, as applications have it.
+fn client(servers: &[&Server]) -> ClusterConnection {
+    let nodes: Vec<String> =
+        servers.iter().map(|server| format!("redis://127.0.0.1:{}/", server.port())).collect();
+    let builder = ClusterClient::builder(nodes).retries(60).min_retry_wait(20).max_retry_wait(400);
+    builder.build().expect("a client").get_connection().expect("a connection")
+}
+
+fn fill(client: &mut ClusterConnection, round: usize) {
+    for n in 0..200 {
+        let _: () = client.set(format!("key:{n}"), format!("{n} {round}")).expect("stored");
+        let _: usize = client.rpush(format!("list:{}", n % 20), n).expect("stored");
+    }
+}
+
+fn check(client: &mut ClusterConnection, round: usize) {
+    for n in 0..200 {
+        let value: Option<String> = client.get(format!("key:{n}")).expect("answered");
+        assert_eq!(value, Some(format!("{n} {round}")), "key:{n}");
+    }
+    for n in 0..20 {
+        let length: usize = client.llen(format!("list:{n}")).expect("answered");
+        assert_eq!(length, 10 * round, "list:{n}");
+    }
+}
+
+#[test]
+fn servers_share_the_slots_and_redirect() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(3);
+    let all: Vec<&Server> = servers.iter().collect();
+    fill(&mut client(&all), 1);
+    check(&mut client(&[all[1]]), 1);
+    let mut moved = 0;
+    for server in &servers {
+        let mut plain = server.client();
+        for n in 0..50 {
+            let key = format!("key:{n}");
+            match redis::cmd("GET").arg(&key).query::<String>(&mut plain) {
+                Ok(value) => assert_eq!(value, format!("{n} 1")),
+                Err(error) => {
+                    assert_eq!(error.code(), Some("MOVED"), "{error}");
+                    moved += 1;
+                }
+            }
+        }
+        let keys: usize = redis::cmd("DBSIZE").query(&mut plain).expect("answered");
+        assert!(keys > 20 && keys < 220, "{keys}");
+        let (_, page): (u64, Vec<String>) =
+            redis::cmd("SCAN").arg(0).arg("COUNT").arg(1000).query(&mut plain).expect("answered");
+        assert!(page.len() <= keys, "a scan shows the server's own keys");
+        let error = redis::cmd("MSET").arg(&["a", "1", "b", "2"]).query::<Value>(&mut plain);
+        assert_eq!(error.expect_err("refused").code(), Some("CROSSSLOT"));
+        let error =
+            redis::cmd("CLUSTER").arg(&["MEET", "127.0.0.1", "1"]).query::<Value>(&mut plain);
+        assert!(error.expect_err("refused").to_string().contains("flagstone cluster"));
+    }
+    assert_eq!(moved, 100, "each key is on one of three servers");
+    let ids: Vec<String> = all.iter().map(|server| asked(server, ["CLUSTER", "MYID"])).collect();
+    for server in &all {
+        let nodes = asked(server, ["CLUSTER", "NODES"]);
+        assert!(ids.iter().all(|id| nodes.contains(id.as_str())), "{nodes}");
+        assert!(asked(server, ["CLUSTER", "INFO"]).contains("cluster_size:3\r\n"));
+    }
+}
+
+#[test]
+fn others_take_over_from_a_server_that_was_killed() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(3);
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    for round in 1..=2 {
+        let mut killed = servers.remove(0);
+        killed.kill();
+        let left: Vec<&Server> = servers.iter().collect();
+        settle(&left);
+        let mut of_rest = client(&left);
+        check(&mut of_rest, round);
+        fill(&mut of_rest, round + 1);
+        killed.restart();
+        servers.push(killed);
+        settle(&servers.iter().collect::<Vec<_>>());
+        check(&mut client(&servers.iter().collect::<Vec<_>>()), round + 1);
+    }
+}
+
+#[test]
+fn the_shards_of_a_server_that_leaves_go_to_others_and_the_last_one_parks_them() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    let mut leaving = servers.remove(0);
+    leaving.stop();
+    settle(&[&servers[0]]);
+    check(&mut client(&[&servers[0]]), 1);
+    servers[0].stop();
+    // Nobody serves it now; a server with another id takes all of it back, without a wait.
+    let begun = Instant::now();
+    let next = cluster.server();
+    settle(&[&next]);
+    assert!(begun.elapsed() < PATIENCE);
+    let mut of_next = client(&[&next]);
+    check(&mut of_next, 1);
+    fill(&mut of_next, 2);
+    leaving.restart();
+    settle(&[&next, &leaving]);
+    check(&mut client(&[&next, &leaving]), 2);
+}
+
+#[test]
+fn a_server_that_slept_answers_nothing_of_what_it_has_lost() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    let mut asleep = servers.remove(0);
+    let mut held = asleep.client();
+    asleep.signal(Signal::STOP);
+    settle(&[&servers[0]]);
+    fill(&mut client(&[&servers[0]]), 2);
+    asleep.signal(Signal::CONT);
+    for n in 0..200 {
+        match redis::cmd("GET").arg(format!("key:{n}")).query::<String>(&mut held) {
+            Ok(value) => panic!("it shows {value}"),
+            Err(error) => assert!(error.code() != Some("WRONGTYPE"), "{error}"),
+        }
+    }
+    asleep.reap();
+    asleep.restart();
+    settle(&[&servers[0], &asleep]);
+    check(&mut client(&[&asleep]), 2);
+}
+
+#[test]
+fn a_single_server_and_its_commands_refuse_the_data_of_a_cluster() {
+    let cluster = Cluster::new();
+    let mut server = cluster.server();
+    settle(&[&server]);
+    let store = cluster.store();
+    let alone = ["--cluster-enabled", "no", "--store", &store];
+    server.stop();
+    assert!(server.refused(&alone).contains("is the data of a cluster"));
+    let to = cluster.bucket.path().join("to").display().to_string();
+    for words in [&["check"][..], &["backup", "--stopped", "--to", &to]] {
+        let output = run(&[words, &["--dir", &store]].concat());
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("is the data of a cluster"), "{words:?}: {error}");
+    }
+}
+
+/// Returns the shards that the map gives to a server.
+fn shards_of(map: &serde_json::Value, id: &str) -> Vec<u16> {
+    let members = map["members"].as_array().expect("members").iter();
+    let mut open = members.filter(|it| it["node"] == *id && it["state"] == "open");
+    let life = &open.next().expect("an open life")["life"];
+    let shards = map["shards"].as_array().expect("shards").iter();
+    let owned = shards.filter(|shard| shard["owner"] == *life);
+    owned.map(|shard| shard["id"].as_u64().expect("a number") as u16).collect()
+}
+
+#[test]
+fn a_shard_that_a_user_moves_stays_where_it_is() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(3);
+    let all: Vec<&Server> = servers.iter().collect();
+    fill(&mut client(&all), 1);
+    let ids: Vec<String> = all.iter().map(|server| asked(server, ["CLUSTER", "MYID"])).collect();
+    let status = cluster.told(&["status"]);
+    assert!(status.starts_with("all 16384 slots have an owner"), "{status}");
+    assert!(ids.iter().all(|id| status.contains(&id[..8]) && !status.contains(id)), "{status}");
+    assert!(cluster.told(&["status", "--wide"]).contains(&ids[0]));
+    let map = cluster.map();
+    assert!(map.get("secret").is_none(), "{map}");
+    // One that another server has: the others get one of its former shards in exchange.
+    let one = shards_of(&map, &ids[0])[0].to_string();
+    let told = cluster.told(&["move", &one, "--to", &ids[1][..8]]);
+    assert!(told.starts_with(&format!("shard {one} is at {}", &ids[1][..8])), "{told}");
+    settle(&all);
+    assert!(shards_of(&cluster.map(), &ids[1]).contains(&one.parse().expect("a number")));
+    // All: there is nothing to exchange, and nobody takes any back.
+    let address = format!("127.0.0.1:{}", servers[2].port());
+    let told = cluster.told(&["move", "0,1,2,3,4,5", "--to", &address]);
+    assert_eq!(told.lines().count(), 6, "{told}");
+    until("one server has all", || slots_of(&servers[2]) == 16384);
+    let number = cluster.map()["number"].clone();
+    std::thread::sleep(6 * LEASE);
+    let map = cluster.map();
+    assert_eq!(shards_of(&map, &ids[2]).len(), 6);
+    assert_eq!(map["number"], number, "no server wants a change");
+    check(&mut client(&all), 1);
+    cluster.told(&["move", "0,1,2,3,4,5", "--unpin"]);
+    settle(&all);
+    check(&mut client(&all), 1);
+    for (words, status, reason) in [
+        (&["move", "9", "--to", &address][..], 1, "there is no shard 9"),
+        (&["move", "0", "--to", "nobody:1"], 1, "the cluster has no server `nobody:1`"),
+        (&["drain", "nobody:1"], 1, "the cluster has no server `nobody:1`"),
+        (&["move", "0"], 2, "--to <NODE>"),
+    ] {
+        let refused = cluster.refused(words);
+        assert!(refused.0 == Some(status) && refused.1.contains(reason), "{words:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn a_drained_server_goes_on_without_shards_until_it_starts_again() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(3);
+    let nothing = run(&["cluster", "status", "--store", "bucket+file:///nowhere/at/all"]);
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("there is no cluster in"));
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    let id = asked(&servers[0], ["CLUSTER", "MYID"]);
+    let told = cluster.told(&["drain", &id]);
+    assert_eq!(told.lines().count(), 3, "{told}");
+    assert!(told.ends_with("has no shards, and gets none until it starts again\n"), "{told}");
+    assert_eq!(slots_of(&servers[0]), 0);
+    assert!(cluster.told(&["status"]).contains("leaving"));
+    settle(&[&servers[1], &servers[2]]);
+    check(&mut client(&[&servers[0]]), 1);
+    let refused = cluster.refused(&["move", "0", "--to", &id]).1;
+    assert!(refused.contains("leaves the cluster"), "{refused}");
+    cluster.told(&["drain", &format!("127.0.0.1:{}", servers[1].port())]);
+    check(&mut client(&[&servers[1]]), 1);
+    let refused = cluster.refused(&["drain", &asked(&servers[2], ["CLUSTER", "MYID"])]).1;
+    assert!(refused.contains("no other server"), "{refused}");
+    servers[0].stop();
+    servers[0].restart();
+    settle(&[&servers[0], &servers[2]]);
+    check(&mut client(&[&servers[0]]), 1);
+}
+
+/// Waits until each server has a link to each other one.
+fn link(servers: &[&Server]) {
+    until("the servers have links for messages", || {
+        servers.iter().all(|server| {
+            let links =
+                redis::cmd("CLUSTER").arg("LINKS").query::<Vec<Value>>(&mut server.client());
+            links.expect("answered").len() == servers.len() - 1
+        })
+    });
+}
+
+/// Subscribes two clients: to a channel, and to patterns that match it.
+fn listen(server: &Server) -> [Raw; 2] {
+    let (mut plain, mut pattern) = (Raw::connect(server), Raw::connect(server));
+    plain.expect("SUBSCRIBE news", "*3 $9 subscribe $4 news :1");
+    pattern.expect("PSUBSCRIBE n*", "*3 $10 psubscribe $2 n* :1");
+    [plain, pattern]
+}
+
+/// Checks that two clients of [`listen`] hear a message next.
+fn hear([plain, pattern]: &mut [Raw; 2], message: &str) {
+    let length = message.len();
+    plain.hear(&format!("*3 $7 message $4 news ${length} {message}"));
+    pattern.hear(&format!("*4 $8 pmessage $2 n* $4 news ${length} {message}"));
+}
+
+#[test]
+fn a_message_reaches_the_subscribers_of_all_servers_once_and_in_order() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(3);
+    let all: Vec<&Server> = servers.iter().collect();
+    link(&all);
+    let mut listeners: Vec<[Raw; 2]> = all.iter().map(|server| listen(server)).collect();
+    let mut publisher = all[0].client();
+    let mut messages: Vec<String> = (0..1000).map(|n| format!("message-{n}")).collect();
+    // Longer than what a client may send before its password, and than a batch.
+    messages[500] = "x".repeat(1 << 20);
+    for some in messages.chunks(100) {
+        let mut pipe = redis::pipe();
+        for message in some {
+            pipe.cmd("PUBLISH").arg("news").arg(message);
+        }
+        let receivers: Vec<usize> = pipe.query(&mut publisher).expect("published");
+        assert!(receivers.iter().all(|count| *count == 2), "its own listeners: {receivers:?}");
+    }
+    let mut pipe = redis::pipe();
+    pipe.atomic().cmd("PUBLISH").arg("news").arg("in-exec").cmd("PUBLISH").arg("news").arg("again");
+    let receivers: Vec<usize> = pipe.query(&mut publisher).expect("published");
+    assert_eq!(receivers, [2, 2]);
+    let script = redis::Script::new("return redis.call('PUBLISH', 'news', 'in-script')");
+    assert_eq!(script.invoke::<usize>(&mut publisher).expect("published"), 2);
+    messages.extend(["in-exec", "again", "in-script"].map(ToOwned::to_owned));
+    for both in &mut listeners {
+        messages.iter().for_each(|message| hear(both, message));
+    }
+    // From another server, behind all of that.
+    let receivers: usize = all[1].client().publish("news", "end").expect("published");
+    assert_eq!(receivers, 2);
+    listeners.iter_mut().for_each(|both| hear(both, "end"));
+    // Events of keys stay on their server.
+    for server in &all {
+        let set = redis::cmd("CONFIG")
+            .arg(&["SET", "notify-keyspace-events", "KA"])
+            .exec(&mut server.client());
+        set.expect("set");
+    }
+    for [plain, _] in &mut listeners {
+        plain.expect("PSUBSCRIBE __key*", "*3 $10 psubscribe $6 __key* :2");
+    }
+    let _: () = client(&all).set("key", "value").expect("stored");
+    let sent: usize = all[0].client().publish("news", "last").expect("published");
+    assert_eq!(sent, 2);
+    let mut heard = 0;
+    for [plain, pattern] in &mut listeners {
+        pattern.hear("*4 $8 pmessage $2 n* $4 news $4 last");
+        let mut lines = plain.lines(4);
+        while !lines.contains("news") {
+            heard += usize::from(lines.contains("pmessage"));
+            lines = plain.lines(1);
+        }
+    }
+    assert!(heard <= 1, "{heard} servers tell of one change");
+    let info = asked(all[1], ["CLUSTER", "INFO"]);
+    assert!(info.contains("cluster_stats_messages_received:1004\r\n"), "{info}");
+    assert!(info.contains("cluster_stats_messages_sent:2\r\n"), "{info}");
+}
+
+#[test]
+fn a_server_that_was_killed_or_sleeps_delays_no_message() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(3);
+    link(&servers.iter().collect::<Vec<_>>());
+    let mut listener = listen(&servers[1]);
+    let mut publisher = servers[0].client();
+    let mut number = 0;
+    let mut publish_some = |listener: &mut [Raw; 2]| {
+        let begun = Instant::now();
+        for _ in 0..50 {
+            let sent: usize = publisher.publish("news", format!("{number}")).expect("published");
+            assert_eq!(sent, 0);
+            hear(listener, &number.to_string());
+            number += 1;
+        }
+        // It waits for no timeout: each would be a lease.
+        assert!(begun.elapsed() < 50 * LEASE / 2, "{:?}", begun.elapsed());
+    };
+    publish_some(&mut listener);
+    servers[2].signal(Signal::STOP);
+    publish_some(&mut listener);
+    servers[2].kill();
+    publish_some(&mut listener);
+    settle(&[&servers[0], &servers[1]]);
+    publish_some(&mut listener);
+    servers[2].restart();
+    let all: Vec<&Server> = servers.iter().collect();
+    settle(&all);
+    link(&all);
+    let mut again = listen(&servers[2]);
+    let sent: usize = servers[0].client().publish("news", "here").expect("published");
+    assert_eq!(sent, 0);
+    hear(&mut listener, "here");
+    hear(&mut again, "here");
+}
+
+#[test]
+fn only_a_server_can_publish_as_one() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(1);
+    let [mut plain, _] = listen(&servers[0]);
+    const REFUSED: &str = "-ERR This is no command of a server of this cluster";
+    let (proof, nonce) = ("0".repeat(64), "1");
+    let mut stranger = Raw::connect(&servers[0]);
+    let refused = |stranger: &mut Raw, command: &str| {
+        stranger.send(&format!("{command}\r\n"));
+        assert_eq!(stranger.lines(1), REFUSED, "{command}");
+    };
+    refused(&mut stranger, &format!("CLUSTER SPREAD 0 {proof}"));
+    refused(&mut stranger, &format!("CLUSTER SPREAD 1 {proof} news forged"));
+    refused(&mut stranger, &format!("CLUSTER LINK 1 1 {nonce} {proof}"));
+    refused(&mut stranger, &format!("CLUSTER BEAT 1 1 1 {nonce} {proof}"));
+    refused(&mut stranger, &format!("CLUSTER SPREAD 0 {proof}"));
+    let _: usize = servers[0].client().publish("news", "true").expect("published");
+    plain.hear("*3 $7 message $4 news $4 true");
+}
+
+/// Returns a channel of each shard.
+fn channels() -> Vec<String> {
+    let shard_of =
+        |name: &str| usize::from(flagstone_storage::slot::slot_of(name.as_bytes())) * 6 / 16384;
+    let mut channels = vec![String::new(); 6];
+    for name in (0..200).map(|n| format!("ch{n}")) {
+        let shard = shard_of(&name);
+        channels[shard] = name;
+    }
+    channels
+}
+
+/// Subscribes to a shard channel; returns false if the server redirects.
+fn subscribe(client: &mut Raw, channel: &str) -> bool {
+    client.send(&format!("SSUBSCRIBE {channel}\r\n"));
+    let first = client.lines(1);
+    if first.starts_with("-MOVED ") {
+        return false;
+    }
+    assert_eq!(first, "*3");
+    client.hear(&format!("$10 ssubscribe ${} {channel} :1", channel.len()));
+    true
+}
+
+#[test]
+fn shard_channels_are_on_the_server_of_their_slot_and_their_clients_hear_when_it_leaves() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    let mut subscribed = Vec::new();
+    for channel in channels() {
+        for (at, server) in servers.iter().enumerate() {
+            let mut client = Raw::connect(server);
+            let is_here = subscribe(&mut client, &channel);
+            let sent =
+                redis::cmd("SPUBLISH").arg(&channel).arg("m").query::<usize>(&mut server.client());
+            if is_here {
+                assert_eq!(sent.expect("published"), 1);
+                client.hear(&format!("*3 $8 smessage ${} {channel} $1 m", channel.len()));
+                subscribed.push((at, channel.clone(), client));
+            } else {
+                assert_eq!(sent.expect_err("redirected").code(), Some("MOVED"));
+                client.send(&format!("SUNSUBSCRIBE {channel}\r\n"));
+                assert!(client.lines(1).starts_with("-MOVED "));
+            }
+        }
+    }
+    assert_eq!(subscribed.len(), 6, "each channel is on one server");
+    servers.push(cluster.server());
+    settle(&servers.iter().collect::<Vec<_>>());
+    let mut moved = 0;
+    for (at, channel, client) in &mut subscribed {
+        let length = channel.len();
+        let mut elsewhere = Raw::connect(&servers[2]);
+        if subscribe(&mut elsewhere, channel) {
+            moved += 1;
+            client.hear(&format!("*3 $12 sunsubscribe ${length} {channel} :0"));
+            // It is no subscriber any more.
+            client.expect("PING", "+PONG");
+            assert!(!subscribe(client, channel));
+            let mut publisher = servers[2].client();
+            let sent: usize = redis::cmd("SPUBLISH")
+                .arg(&*channel)
+                .arg("m")
+                .query(&mut publisher)
+                .expect("published");
+            assert_eq!(sent, 1);
+            elsewhere.hear(&format!("*3 $8 smessage ${length} {channel} $1 m"));
+        } else {
+            let mut publisher = servers[*at].client();
+            let sent: usize = redis::cmd("SPUBLISH")
+                .arg(&*channel)
+                .arg("m")
+                .query(&mut publisher)
+                .expect("published");
+            assert_eq!(sent, 1);
+            client.hear(&format!("*3 $8 smessage ${length} {channel} $1 m"));
+        }
+    }
+    assert_eq!(moved, 2);
+}
