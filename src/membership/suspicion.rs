@@ -7,13 +7,15 @@
 
 use super::beats::{Beats, Heard};
 use super::{Agent, Seated};
-use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal};
+use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal, MemberState};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// Parts of a lease: the silence from which on a server's journal is watched, how long that must
-/// have no new object, and how much later each further server acts.
+/// Parts of a lease: the silence from which on a server's journal is watched, as a beat is overdue; the
+/// silence with which it counts as away; how long its journal must have no new object; and how much
+/// later each further server acts.
+const OVERDUE: u32 = 5;
 const SILENT: u32 = 3;
 const WATCHED: u32 = 2;
 const NEXT: u32 = 3;
@@ -42,15 +44,17 @@ impl Agent {
         let others = self.own.cluster.others();
         self.suspicion.beats.keep(&others);
         let lease = self.lease();
-        let is_silent = |life: Life| self.suspicion.heard().silence(life) > lease / SILENT;
-        let silent: Vec<Life> = others.iter().map(|m| m.life).filter(|it| is_silent(*it)).collect();
-        self.own.cluster.set_silent(silent.iter().copied());
-        self.suspicion.watched.retain(|life, _| silent.contains(life));
+        let heard = self.suspicion.heard();
+        let lives = || others.iter().map(|member| member.life);
+        self.own.cluster.set_silent(lives().filter(|life| !heard.answers(*life, lease)));
+        let is_overdue = |life: &Life| heard.silence(*life) > lease / OVERDUE;
+        let overdue: Vec<Life> = lives().filter(is_overdue).collect();
+        self.suspicion.watched.retain(|life, _| overdue.contains(life));
         if map.member(self.life()).is_some_and(|member| member.leaving) {
             // It could take nothing: others act.
             return Ok(());
         }
-        for life in silent {
+        for life in overdue {
             let asked = timeout(lease / NEXT, self.own.seat.progress_of(life)).await;
             let Ok(Ok(newest)) = asked else {
                 // Without the store nobody can take anything over.
@@ -83,6 +87,13 @@ impl Agent {
     /// Seals the journal of a life, and shares its shards out among the servers that answer.
     async fn take_over(&mut self, ended: Life) -> anyhow::Result<()> {
         self.suspicion.watched.remove(&ended);
+        // Another server may have acted, or may have taken this one for dead, too.
+        self.look().await;
+        let map = self.own.cluster.map();
+        let is_open = |life| map.member(life).is_some_and(|it| it.state == MemberState::Open);
+        if !is_open(self.life()) || !is_open(ended) {
+            return Ok(());
+        }
         tracing::warn!(
             life = ended.0,
             "a server of the cluster has ended: its shards are taken over"
@@ -94,7 +105,12 @@ impl Agent {
         let heard = self.suspicion.heard().clone();
         let (lease, own) = (self.lease(), self.life());
         let answers = |life: Life| life == own || heard.answers(life, lease);
-        self.change("taking over", |draft| share_out(draft, ended, &answers)).await
+        self.change("taking over", |draft| {
+            let is_open = draft.map().member(own).is_some_and(|it| it.state == MemberState::Open);
+            is_open.then_some(()).ok_or(MapRefusal::NotOpen(own))?;
+            share_out(draft, ended, &answers)
+        })
+        .await
     }
 }
 
