@@ -422,7 +422,11 @@ fn a_shard_is_closed_while_the_others_go_on() {
     assert!(engine.closed().is_some());
     let other = server.key(3, 0);
     assert_eq!(client.ask(&format!("SET {other} 1")), "+OK");
-    assert!(client.ask("INFO shards").contains("shard1:"), "figures of all shards are shown");
+    let shown = client.ask("INFO shards");
+    assert!(
+        shown.contains("shard0:") && !shown.contains("shard1:"),
+        "those of a shard that is here"
+    );
     drop(client);
     assert_eq!(server.end(), 1);
 }

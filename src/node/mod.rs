@@ -6,6 +6,7 @@ mod checkpoints;
 mod data_set;
 mod denials;
 mod ending;
+mod engines;
 mod events;
 mod health;
 mod histogram;
@@ -23,6 +24,7 @@ pub use checkpoints::{Checkpoints, SaveStats};
 pub use data_set::DataSet;
 pub(crate) use data_set::EMPTY_BYTES;
 pub use ending::{Ending, ShutdownRequest};
+pub use engines::AttachedEngines;
 pub use health::Health;
 pub use histogram::{Histogram, Times};
 pub use listeners::ChangeListeners;
@@ -108,6 +110,8 @@ pub struct Node {
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
     pub checkpoints: Checkpoints,
+    /// The engines of its shards.
+    pub engines: AttachedEngines,
     /// Its part in a cluster of several servers, if it is in one.
     pub cluster: Option<Arc<Cluster>>,
     /// Number of all workers.
@@ -205,6 +209,7 @@ impl Node {
             layout,
             clock,
             journal,
+            engines: AttachedEngines::of(&checkpoints.source.engines),
             checkpoints,
             cluster: parts.cluster,
             workers,
@@ -289,8 +294,8 @@ impl Node {
     }
 
     /// Returns the pace of the engines' merges; `None` if the node has no engine.
-    pub fn merge_pace(&self) -> Option<&MergePace> {
-        self.checkpoints.source.engines.first().map(Engine::merge_pace)
+    pub fn merge_pace(&self) -> Option<Arc<MergePace>> {
+        self.engines.any().map(|engine| engine.merge_pace().clone())
     }
 
     /// Returns the number of operations that a start would replay, as of some ms ago.

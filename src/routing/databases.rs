@@ -239,7 +239,7 @@ pub(super) fn seal(attached: &AttachedShards, sealed: &mut Sealed, before: &[u32
         // There are as many dead generations as new ones.
         let mut dead = dead.clone();
         for (db, (old, new)) in (0u32..).zip(before.iter().zip(now)).filter(|(_, (o, n))| o != n) {
-            let dies = if before.contains(new) { 0 } else { dead.next().unwrap_or(0) };
+            let dies = if before.contains(new) { 0 } else { dead.next().map_or(0, of_rows) };
             debug_assert!(dies != 0 || before.contains(new), "{old} is empty, but not dead");
             ops.generation(db, of_rows(*new), dies);
         }

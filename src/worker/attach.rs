@@ -22,7 +22,9 @@ impl Worker {
         let next = u64::from(shard.generations().next);
         self.node.next_generation.fetch_max(next, Ordering::Relaxed);
         self.commit();
+        let (id, engine) = (shard.id, shard.engine().clone());
         self.partition.borrow_mut().attach(shard)?;
+        self.node.engines.add(id, engine);
         // What it shows may have to become durable with this round.
         self.commit_soon();
         Ok(())
@@ -46,6 +48,7 @@ impl Worker {
         let stay = partition.stay(id).ok_or(ShardRefusal::NotHere)?;
         let mut detached = partition.detach(id)?;
         drop(partition);
+        self.node.engines.remove(id);
         self.passes.jobs.borrow_mut().remove(&stay);
         // Who waits for exact counters looks at the other shards.
         self.passes.ended.notify_waiters();

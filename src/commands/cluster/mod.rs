@@ -251,6 +251,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "beat",
         arity: 7,
         summary: "Asks a server of a cluster, for another one, whether it is there.",
+        arguments: "from:integer to:integer map:integer nonce:integer proof:string",
         run: Handler::Session(servers::beat),
         ..OF_SERVERS
     },
@@ -325,6 +326,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "link",
         arity: 6,
         summary: "Begins a link by which another server of the cluster sends messages.",
+        arguments: "from:integer to:integer nonce:integer proof:string",
         run: Handler::Session(servers::link),
         ..OF_SERVERS
     },
@@ -417,6 +419,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -4,
         complexity: "O(N) where N is the number of messages",
         summary: "Publishes messages that another server of the cluster was given.",
+        arguments: "number:integer proof:string message:block?*[channel:string payload:string]",
         run: Handler::Session(servers::spread),
         ..OF_SERVERS
     },

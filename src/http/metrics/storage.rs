@@ -3,7 +3,7 @@
 use super::super::LoadedServer;
 use super::text::MetricsText;
 use crate::node::Node;
-use flagstone_storage::engine::{EngineFigures, MergePace};
+use flagstone_storage::engine::EngineFigures;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -107,31 +107,31 @@ const ENGINE_COUNTERS: &[OfEngine] = &[
 ];
 
 fn put_shards(text: &mut MetricsText, node: &Node) {
+    let engines = node.engines.figures();
+    let shards = || engines.iter().map(|(shard, _)| *shard);
     text.gauge("shard_pending_bytes", "Bytes of rows that are not handed to the shard's engine.");
-    for shard in 0..node.layout.shards {
+    for shard in shards() {
         text.sample(&[("shard", &shard)], node.health.stalls.pending_bytes(shard));
     }
     text.gauge("shard_stalled", "1 while the shard cannot store rows.");
     let stalled = node.health.stalls.list();
-    for shard in 0..node.layout.shards {
+    for shard in shards() {
         text.sample(&[("shard", &shard)], u8::from(stalled.contains(&shard)));
     }
     text.gauge("shard_worker", "Worker that owns the shard.");
-    for shard in 0..node.layout.shards {
+    for shard in shards() {
         text.sample(&[("shard", &shard)], usize::from(shard) % node.shard_workers);
     }
-    let engines: Vec<EngineFigures> =
-        node.checkpoints.source.engines.iter().map(|engine| engine.figures()).collect();
     for (name, help, value) in ENGINE_GAUGES {
         text.gauge(name, help);
-        for (shard, figures) in engines.iter().enumerate() {
-            text.sample(&[("shard", &shard)], value(figures));
+        for (shard, figures) in &engines {
+            text.sample(&[("shard", shard)], value(figures));
         }
     }
     for (name, help, value) in ENGINE_COUNTERS {
         text.counter(name, help);
-        for (shard, figures) in engines.iter().enumerate() {
-            text.sample(&[("shard", &shard)], value(figures));
+        for (shard, figures) in &engines {
+            text.sample(&[("shard", shard)], value(figures));
         }
     }
     text.gauge("pending_limit_bytes", "Bytes of pending rows beyond which writers wait.")
@@ -139,7 +139,7 @@ fn put_shards(text: &mut MetricsText, node: &Node) {
     text.gauge("writers_rate_bytes", "Bytes a second that writers are slowed to; 0: they are not.")
         .value(node.pressure.pace.rate());
     text.gauge("merges_running_ratio", "Part of the time in which merges run, if there are any.")
-        .value(node.merge_pace().map_or(1.0, MergePace::share));
+        .value(node.merge_pace().map_or(1.0, |pace| pace.share()));
     text.counter("writers_paused_seconds", "Sum of the pauses of writers.")
         .value(node.pressure.pace.paused_us() as f64 / 1e6);
 }

@@ -356,7 +356,7 @@ impl Engine {
     }
 
     /// Returns the pace of the merges of all engines of its node.
-    pub fn merge_pace(&self) -> &MergePace {
+    pub fn merge_pace(&self) -> &Arc<MergePace> {
         &self.how.upkeep.pace
     }
 

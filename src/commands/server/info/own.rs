@@ -1,7 +1,7 @@
 //! The section of INFO that is our own.
 
 use super::Page;
-use flagstone_storage::engine::{Engine, EngineFigures};
+use flagstone_storage::engine::EngineFigures;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ratio and cost of compression, of all engines.
@@ -59,7 +59,7 @@ impl Page<'_> {
         let settings = self.worker.settings();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let journal = node.journal.stats();
-        let engines = node.checkpoints.source.engines.iter().map(Engine::figures);
+        let engines = node.engines.figures().into_iter().map(|(_, figures)| figures);
         let packing = engines.fold(Packing::default(), Packing::with);
         let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
         self.fields(&[

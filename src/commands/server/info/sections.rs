@@ -20,15 +20,13 @@ const DAY_S: f64 = 86_400.0;
 type RequestCounter = fn(&Requests) -> &AtomicU64;
 
 impl Page<'_> {
-    /// Writes a line for each shard.
+    /// Writes a line for each shard that is here.
     pub(super) fn shards(&mut self) {
         let (node, journal) = (self.node, self.node.journal.stats());
         let stalled = node.health.stalls.list();
-        let figures = engine_figures(node);
-        for shard in 0..node.layout.shards {
+        for (shard, engine) in node.engines.figures() {
             let slots = node.layout.slots_of(shard);
             let backlog = journal.backlog.iter().find(|(id, _)| *id == shard);
-            let engine = figures.get(usize::from(shard)).copied().unwrap_or_default();
             self.line(format_args!(
                 "shard{shard}:worker={},slots={}-{},stalled={},pending_bytes={},\
                 journal_backlog_bytes={},files={},level0_files={},level0_limit={},runs={},bytes={},\
@@ -175,5 +173,5 @@ impl Page<'_> {
 }
 
 fn engine_figures(node: &Node) -> Vec<EngineFigures> {
-    node.checkpoints.source.engines.iter().map(|engine| engine.figures()).collect()
+    node.engines.figures().into_iter().map(|(_, figures)| figures).collect()
 }
