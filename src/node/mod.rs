@@ -51,7 +51,7 @@ use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::{Library, SourcePosition};
-use flagstone_storage::engine::{Engine, MergePace};
+use flagstone_storage::engine::MergePace;
 use flagstone_storage::feed::Feed;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::latency::LATENCY;
@@ -160,7 +160,6 @@ impl Node {
         let source = &checkpoints.source;
         let (layout, clock) = (source.layout.clone(), source.clock.clone());
         let journal = source.journal.clone();
-        let started_ms = clock.now_ms();
         LATENCY.set_clock(clock.clone());
         LATENCY.set_threshold(config.settings().latency_monitor_threshold_ms);
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
@@ -180,7 +179,7 @@ impl Node {
             rates: Rates::default(),
             command_logs: CommandLogs::default(),
             requests: parts.requests,
-            start: StartFacts::now(started_ms),
+            start: StartFacts::now(clock.now_ms()),
         };
         let pressure = Pressure {
             pace: Pace::default(),
