@@ -3,6 +3,7 @@
 
 use super::{Agent, Handled, Seated, ShardChange, on_worker};
 use crate::cluster::ServedState;
+use crate::node::ShutdownRequest;
 use crate::worker::Worker;
 use anyhow::{Result, bail};
 use flagstone_storage::cluster::{ClusterMap, Life, MapRefusal};
@@ -195,7 +196,10 @@ async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
             worker.attach_shard(detached.into_shard()).await
         };
         if let Err(refused) = on_worker(own, shard, attach).await? {
-            bail!("the shard cannot be served any more: {}", refused.why);
+            // Rows that only this server's journal has are not in memory any more. A successor reads
+            // them there; this life would not.
+            own.node.ending.end(ShutdownRequest { now: true });
+            bail!("the shard cannot be served any more, so this server ends: {}", refused.why);
         }
         return Err(error.context("the shard stays here"));
     }

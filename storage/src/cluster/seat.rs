@@ -4,7 +4,7 @@ use super::draft::{MapDraft, MapRefusal};
 use super::lives::{SealedLife, begin, journal_of, journal_options};
 use super::map::ClusterMap;
 use super::member::{Life, MemberState, NodeAddress, NodeId};
-use super::store::{AmendError, MapOutcome, MapStore};
+use super::store::{AmendError, MapError, MapOutcome, MapStore};
 use super::taking::{GivenShard, ShardTaker, TakenShard};
 use crate::clock::Clock;
 use crate::directory::{Directory, Manifest, OpenOptions};
@@ -168,7 +168,9 @@ impl ClusterSeat {
                         None => continue,
                     }
                 }
-                Err(AmendError::Map(error)) => {
+                Err(AmendError::Map(
+                    error @ (MapError::Away { .. } | MapError::Restless { .. }),
+                )) => {
                     tracing::warn!(%error, "the cluster's map cannot be read: trying again");
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -190,7 +192,10 @@ impl ClusterSeat {
                 Ok(MapOutcome::Forgotten(_)) => {
                     bail!("a change of the cluster's map was overtaken: nobody knows if it counts")
                 }
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(MapError::Away { .. } | MapError::Restless { .. }) => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(error.into()),
             }
         }
     }
