@@ -243,6 +243,15 @@ impl World {
         server.settle(&mut self.durable);
     }
 
+    /// Writes to all keys of a server that has all shards, durably.
+    async fn fill(&mut self, server: &mut TestServer) {
+        for n in 0..KEYS {
+            server.put(n, n + 1).await.unwrap();
+        }
+        assert!(server.sync().await);
+        server.settle(&mut self.durable);
+    }
+
     /// Checks that a server shows everything that was durable once, of its keys.
     async fn check(&mut self, server: &mut TestServer, seed: u64) {
         for n in (0..KEYS).filter(|n| self.dice.below(4) == 0 || n % 5 == 0) {
@@ -382,11 +391,7 @@ async fn a_node_that_starts_again_has_what_it_had() {
     let mut world = World::new(5);
     let mut former = TestServer::join(&world.store, 1).await;
     former.take().await;
-    for n in 0..KEYS {
-        former.put(n, n + 1).await.unwrap();
-    }
-    assert!(former.sync().await);
-    former.settle(&mut world.durable);
+    world.fill(&mut former).await;
     let life = former.seat.life();
     world.zombies.push(former);
     let mut again = TestServer::join(&world.store, 1).await;
@@ -452,11 +457,7 @@ async fn a_forgotten_life_stays_sealed() {
     let mut world = World::new(3);
     let mut former = TestServer::join(&world.store, 0).await;
     former.take().await;
-    for n in 0..KEYS {
-        former.put(n, n + 1).await.unwrap();
-    }
-    assert!(former.sync().await);
-    former.settle(&mut world.durable);
+    world.fill(&mut former).await;
     let life = former.seat.life();
     let mut heir = TestServer::join(&world.store, 1).await;
     heir.take_over(life, &[heir.seat.life()]).await;
