@@ -1,6 +1,7 @@
 //! Where the server listens: Unix sockets, and addresses that change while it runs.
 
-use super::{Server, free_port};
+use super::Server;
+use super::config::moved_to_a_free_port;
 use redis::Commands;
 use std::fs;
 use std::io::{Read, Write};
@@ -97,8 +98,7 @@ fn addresses_that_cannot_be_had_leave_the_old_ones() {
         // From one address to all, which cover it, and back.
         set(&mut client, &["bind", "*"]).expect("all addresses");
         set(&mut client, &["bind", "127.0.0.1"]).expect("one address");
-        let port = free_port().to_string();
-        set(&mut client, &["port", &port]).expect("another port");
+        let port = moved_to_a_free_port(&mut client);
         assert!(std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err());
         let address = format!("redis://127.0.0.1:{port}/");
         let mut moved = redis::Client::open(address).expect("an address").get_connection();
