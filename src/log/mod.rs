@@ -81,17 +81,27 @@ pub fn set_level(level: LogLevel) {
     debug_assert!(is_set, "the log was asked before whether it can");
 }
 
+/// Logs nothing more of the engines, as another server has their files: each would say so several times.
+pub fn silence_engines(level: LogLevel) {
+    if let Some(reload) = RELOAD.get() {
+        reload(directives(level, "off").into());
+    }
+}
+
 /// Returns the filter of a level. Libraries' lines are limited where the server logs the event
 /// itself: an unreachable store would cause many lines a second.
 fn filter(level: LogLevel) -> EnvFilter {
+    directives(level, "error").into()
+}
+
+fn directives(level: LogLevel, engines: &str) -> String {
     let level = match level {
         LogLevel::Debug => "debug",
         LogLevel::Verbose | LogLevel::Notice => "info",
         LogLevel::Warning => "warn",
         LogLevel::Nothing => "off",
     };
-    format!("{level},slatedb=error,slatedb::compaction_worker=off,foyer=off,object_store=error")
-        .into()
+    format!("{level},slatedb={engines},slatedb::compaction_worker=off,foyer=off,object_store=error")
 }
 
 fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {

@@ -1,8 +1,9 @@
 //! Beats: each server asks each other one, several times in a lease, whether it is there, and tells it
 //! the number of the newest map that it knows. Both sides prove that they know the cluster's secret.
 //!
-//! A beat is the command `CLUSTER BEAT from to number nonce proof`; the reply is a line with a number
-//! and a proof.
+//! A beat is the command `CLUSTER BEAT from to number nonce proof`; the reply is a line with a number,
+//! the state of the server, and a proof. A server whose journal cannot reach its store is there in
+//! vain: it counts as silent.
 
 use super::{STEPS, Seated};
 use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
@@ -23,7 +24,11 @@ const LINE_MAX: u64 = 256;
 /// Parts of a lease that an answer may take.
 const PATIENCE: u32 = 3;
 
-/// When each other server has answered last.
+/// The states of a server: its journal's store answers, as far as is known, or it does not.
+const WELL: &str = "well";
+const CUT_OFF: &str = "cut-off";
+
+/// When each other server has answered last that it is well.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>);
 
@@ -91,9 +96,11 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
     loop {
         let told = own.cluster.map().number();
         let asked = timeout(lease / PATIENCE, ask_whether_there(&own, &to, link.take())).await;
-        if let Ok(Ok((answered, number))) = asked {
+        if let Ok(Ok((answered, number, is_well))) = asked {
             link = Some(answered);
-            heard.note(to.life);
+            if is_well {
+                heard.note(to.life);
+            }
             own.cluster.hear(number);
         }
         // Others hear of a newer map at once.
@@ -107,13 +114,13 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
 /// A connection to another server.
 pub(super) type PeerConnection = BufReader<Box<dyn PeerStream>>;
 
-/// Sends one beat; returns the connection, and the number of the newest map that the other server
-/// knows.
+/// Sends one beat; returns the connection, the number of the newest map that the other server knows,
+/// and true if it is well.
 async fn ask_whether_there(
     own: &Seated,
     to: &MapMember,
     link: Option<PeerConnection>,
-) -> Result<(PeerConnection, u64), String> {
+) -> Result<(PeerConnection, u64, bool), String> {
     let mut link = match link {
         Some(link) => link,
         None => connect(own, to).await?,
@@ -127,10 +134,13 @@ async fn ask_whether_there(
     request.extend(words.map(|word| word.as_bytes()));
     request.push(proof.as_bytes());
     let line = ask(&mut link, &request).await?;
-    let (known, proof) = line.split_once(' ').ok_or_else(|| line.clone())?;
+    let mut words = line.split(' ');
+    let (Some(known), Some(state), Some(proof)) = (words.next(), words.next(), words.next()) else {
+        return Err(line);
+    };
     let known: u64 = known.parse().map_err(|_| line.clone())?;
-    match is_proven(map.secret(), &answer(to.life, known, nonce), proof.as_bytes()) {
-        true => Ok((link, known)),
+    match is_proven(map.secret(), &answer(to.life, known, (state, nonce)), proof.as_bytes()) {
+        true => Ok((link, known, state == WELL)),
         false => Err("the answer is not proven".to_owned()),
     }
 }
@@ -171,15 +181,20 @@ fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {
     format!("beat {from} {to} {number} {nonce}").into_bytes()
 }
 
-fn answer(life: Life, number: u64, nonce: u64) -> Vec<u8> {
-    format!("here {life} {number} {nonce}").into_bytes()
+fn answer(life: Life, number: u64, (state, nonce): (&str, u64)) -> Vec<u8> {
+    format!("here {life} {number} {state} {nonce}").into_bytes()
 }
 
-/// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply.
+/// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply. `is_well`: the
+/// journal of this server reaches its store, as far as is known.
 ///
 /// # Errors
 /// If it is not for this life, or not proven.
-pub(crate) fn answer_beat(cluster: &Cluster, words: [&[u8]; 5]) -> Result<String, &'static str> {
+pub(crate) fn answer_beat(
+    cluster: &Cluster,
+    words: [&[u8]; 5],
+    is_well: bool,
+) -> Result<String, &'static str> {
     let [from, to, number, nonce] = [0, 1, 2, 3]
         .map(|at| std::str::from_utf8(words[at]).ok().and_then(|word| word.parse::<u64>().ok()));
     let (Some(from), Some(to), Some(number), Some(nonce)) = (from, to, number, nonce) else {
@@ -191,6 +206,7 @@ pub(crate) fn answer_beat(cluster: &Cluster, words: [&[u8]; 5]) -> Result<String
         return Err(UNPROVEN);
     }
     cluster.hear(number);
-    let known = map.number();
-    Ok(format!("{known} {}", prove(map.secret(), &answer(cluster.life(), known, nonce))))
+    let (known, state) = (map.number(), if is_well { WELL } else { CUT_OFF });
+    let proof = prove(map.secret(), &answer(cluster.life(), known, (state, nonce)));
+    Ok(format!("{known} {state} {proof}"))
 }

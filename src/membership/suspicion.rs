@@ -1,13 +1,17 @@
 //! Notices servers that have ended, and takes their shards over.
 //!
-//! A server is suspected that answers no beats. It is taken over if, for half a lease, its journal has
-//! no new object either: a server that clients use puts one a second, and one that only the others
-//! cannot reach must not lose its shards. Of several servers that could take it over, one acts first,
-//! by a hash of both lives.
+//! A server is suspected that answers no beats, or answers that it does not reach the bucket. It is taken
+//! over if, for half a lease, its journal has no new object either: a server that clients use puts one a
+//! second, and one that only the others cannot reach must not lose its shards. Of several servers that
+//! could take it over, one acts first, by a hash of both lives.
+//!
+//! A server that takes another one over has stored an object itself since it began to watch that one. So
+//! if the bucket stops to answer all servers for a while, none takes another one for dead.
 
 use super::beats::{Beats, Heard};
 use super::{Agent, Seated};
 use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal, MemberState};
+use flagstone_storage::lease::BootTime;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -23,8 +27,23 @@ const NEXT: u32 = 3;
 /// The knowledge of other servers: which answer, and which may have ended.
 pub(super) struct Suspicion {
     beats: Beats,
-    /// The journals of silent servers: the newest object, and since when it is the newest.
-    watched: BTreeMap<Life, (u64, Instant)>,
+    watched: BTreeMap<Life, Watched>,
+}
+
+/// The journal of a silent server.
+struct Watched {
+    /// The newest object, and since when it is the newest.
+    newest: u64,
+    since: Instant,
+    since_boot: BootTime,
+    /// True if this server has stored an object since.
+    has_store: bool,
+}
+
+impl Watched {
+    fn new(newest: u64) -> Self {
+        Self { newest, since: Instant::now(), since_boot: BootTime::now(), has_store: false }
+    }
 }
 
 impl Suspicion {
@@ -62,13 +81,17 @@ impl Agent {
                 continue;
             };
             let patience = lease / WATCHED + self.rank(map, life) * (lease / NEXT);
-            let since = self.suspicion.watched.entry(life).or_insert((newest, Instant::now()));
-            if since.0 != newest {
-                *since = (newest, Instant::now());
+            let entry = self.suspicion.watched.entry(life);
+            let watched = entry.or_insert_with(|| Watched::new(newest));
+            if watched.newest != newest {
+                *watched = Watched::new(newest);
             }
-            if since.1.elapsed() >= patience {
+            // The journal was looked at once more since the own object was stored.
+            if watched.has_store && watched.since.elapsed() >= patience {
                 self.take_over(life).await?;
+                continue;
             }
+            watched.has_store = self.own.seat.has_stored_since(watched.since_boot);
         }
         Ok(())
     }

@@ -30,12 +30,20 @@ pub(super) const CHOKED: &str = "OOM the engine has taken no rows for seconds, o
     no memory left for writes";
 
 /// Error of writes that are refused while the journal's store is unreachable.
-pub(super) const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
+const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
     stored. Commands that may modify the data set are refused until it does. The log says more.";
 
 /// Error in place of data while another server may own it.
-pub(super) const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
+const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
     may have taken over, and serve-stale-data is set to 'no'.";
+
+/// The same for writes in a cluster, whose clients try other servers then, ...
+const UNSTORED: &str =
+    "CLUSTERDOWN The store of the journal does not answer, so that no write can be stored.";
+
+/// ... and for reads.
+const DOWN: &str = "CLUSTERDOWN The store of the journal does not answer, so that another server may have taken \
+    over, and serve-stale-data is set to 'no'.";
 
 /// Error in place of data while a replica may have become the primary.
 pub(super) const REPLACED: &str = "MASTERDOWN No replica confirms that this server is still the primary \
@@ -53,9 +61,14 @@ const UNCERTAIN: &str = "NOREPLICAS It is not known whether the write stays: no 
 const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
     server has taken it over.";
 
+/// The same in a cluster.
+const ENDS: &str = "CLUSTERDOWN This server is shutting down: other servers have its shards.";
+
 /// State by which commands are refused.
 pub struct Health {
     clock: Clock,
+    /// True if other servers of a cluster take its shards over.
+    is_clustered: bool,
     /// Lease of the journal, if other servers may take it over.
     lease: Option<Arc<Lease>>,
     /// Time at which an engine last took rows while more are pending than the budget allows, or at
@@ -77,10 +90,10 @@ pub struct Health {
 }
 
 impl Health {
-    /// Creates the health of a starting node with so many shards, and workers that own some, which
-    /// had reached a position in the stream of another server.
+    /// Creates the health of a starting node, maybe of a cluster, with so many shards, and workers that
+    /// own some, which had reached a position in the stream of another server.
     pub(super) fn new(
-        lease: Option<Arc<Lease>>,
+        (lease, is_clustered): (Option<Arc<Lease>>, bool),
         clock: Clock,
         shards: u16,
         shard_workers: usize,
@@ -89,6 +102,7 @@ impl Health {
     ) -> Self {
         Self {
             clock,
+            is_clustered,
             lease,
             pressure_since_ms: AtomicU64::new(0),
             stalls: Stalls::new(shards),
@@ -181,7 +195,9 @@ impl Health {
             false => Duration::from_millis(settings.store_timeout_ms),
         };
         let confirmed = match &self.lease {
-            Some(lease) => lease.confirm(limit).await.map_err(|reason| (reason, DISOWNED)),
+            Some(lease) => {
+                lease.confirm(limit).await.map_err(|reason| (reason, self.disowned_text()))
+            }
             None => Ok(()),
         };
         let confirmed = match confirmed {
@@ -191,9 +207,19 @@ impl Health {
         match confirmed {
             Err((Unconfirmed::Away, _)) if settings.serve_stale_data => Ok(()),
             Err((Unconfirmed::Away, text)) => Err(text),
+            Err((Unconfirmed::Lost, _)) if self.is_clustered => Err(ENDS),
             Err((Unconfirmed::Lost, _)) => Err(TAKEN_OVER),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Returns the error of writes while the journal's store is unreachable.
+    pub(super) fn cut_off_text(&self) -> &'static str {
+        if self.is_clustered { UNSTORED } else { CUT_OFF }
+    }
+
+    fn disowned_text(&self) -> &'static str {
+        if self.is_clustered { DOWN } else { DISOWNED }
     }
 
     /// Returns the error for the reply of a command that has run: what may have changed something is not
@@ -214,11 +240,13 @@ impl Health {
         if flags.contains(flag!(STALE)) {
             return None;
         }
-        if self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds()) {
-            return Some(DISOWNED);
+        let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
+        let is_away = self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds());
+        // Clients of a cluster have to be able to connect, as to any server of one that is down.
+        if is_away && (has_data || !self.is_clustered) {
+            return Some(self.disowned_text());
         }
         // Replicas have to be able to come.
-        let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
         (has_data && self.acks.is_disowned()).then_some(REPLACED)
     }
 
@@ -238,7 +266,7 @@ mod tests {
     fn a_server_that_waits_for_its_promotion_does_not_own_the_data() {
         let acks = Arc::new(Acks::new(Arc::new(Feed::new(1))));
         let position = (SourcePosition::default(), false);
-        let health = Health::new(None, Clock::default(), 1, 1, position, acks);
+        let health = Health::new((None, false), Clock::default(), 1, 1, position, acks);
         assert!(health.is_owner());
         // Replies of commands that were admitted before are checked by this alone.
         health.replica.begin_succession(1);

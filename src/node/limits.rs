@@ -2,7 +2,7 @@
 //! command runs, scripts before they run and before each command that they call.
 
 use super::Health;
-use super::health::{CHOKED, CUT_OFF, INCOMPLETE};
+use super::health::{CHOKED, INCOMPLETE};
 use crate::command::Request;
 use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
@@ -38,7 +38,7 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
     } else if needs_memory && health.is_choked() {
         Some(CHOKED)
     } else if flags.contains(flag!(WRITE)) && health.is_cut_off() {
-        Some(CUT_OFF)
+        Some(health.cut_off_text())
     } else if flags.contains(flag!(WRITE)) && health.stalls.refuses_all_writes() {
         Some(JOURNAL_FULL)
     } else if flags.contains(flag!(WRITE)) && lacks_replicas(health, settings) {

@@ -193,7 +193,7 @@ impl Node {
         let ports = Ports { listener: OnceLock::new(), tls, handshakes };
         Ok(Self {
             health: Health::new(
-                journal.lease(),
+                (journal.lease(), parts.cluster.is_some()),
                 clock.clone(),
                 layout.shards,
                 shard_workers,

@@ -438,6 +438,7 @@ impl Worker {
         }
         if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
             // The data in memory may be out of date.
+            crate::log::silence_engines(self.settings().loglevel);
             self.node.ending.end(ShutdownRequest { now: true });
         }
         let away = self.node.journal.away();

@@ -126,20 +126,26 @@ impl Lease {
         match tokio::time::timeout(limit, self.until_it_holds()).await {
             Ok(confirmed) => confirmed,
             Err(_) => {
-                if !self.away.swap(true, Ordering::AcqRel) {
-                    tracing::error!(
-                        "the lease on the data has run out, as {}: reads are refused, but for \
-                        serve-stale-data yes",
-                        self.silence
-                    );
-                }
-                // It may just have been renewed.
-                if self.holds() {
-                    self.is_back();
-                }
+                self.give_up();
                 Err(Unconfirmed::Away)
             }
         }
+    }
+
+    /// Notes that it is not renewed in time: every caller gets the error at once, until it is.
+    pub(crate) fn give_up(&self) {
+        if !self.away.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "the lease on the data has run out, as {}: reads are refused, but for \
+                serve-stale-data yes",
+                self.silence
+            );
+        }
+        // It may just have been renewed.
+        if self.holds() {
+            self.is_back();
+        }
+        self.changed.notify_waiters();
     }
 
     async fn until_it_holds(&self) -> Result<(), Unconfirmed> {
@@ -168,6 +174,17 @@ impl Lease {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Returns true if it was renewed by a proof from `moment` on, or later.
+    pub fn is_proven_since(&self, moment: BootTime) -> bool {
+        self.until.load(Ordering::Acquire) >= moment.later(self.lasts).0
+    }
+
+    /// Has it renewed soon, as if data were to be shown.
+    pub fn want(&self) {
+        self.holds();
+        self.renew.notify_one();
+    }
+
     /// Returns how long it holds without a renewal.
     pub fn left(&self) -> Duration {
         if self.has_ended() {
@@ -187,7 +204,8 @@ impl Lease {
     /// Renews it: the data was owned after the moment `proven`.
     pub fn renew(&self, proven: BootTime) {
         let until = proven.later(self.lasts).0;
-        if self.until.fetch_max(until, Ordering::AcqRel) < until {
+        // A proof that comes too late changes nothing.
+        if self.until.fetch_max(until, Ordering::AcqRel) < until && until > BootTime::now().0 {
             self.is_back();
             self.changed.notify_waiters();
         }
@@ -242,8 +260,10 @@ mod tests {
     fn a_late_proof_does_not_renew_a_lease() {
         let lease = lease(1);
         let long_ago = BootTime(BootTime::now().0 - 2_000_000);
+        lease.give_up();
         lease.renew(long_ago);
-        assert!(!lease.holds());
+        assert!(!lease.holds() && lease.is_away());
+        assert!(lease.is_proven_since(long_ago) && !lease.is_proven_since(BootTime::now()));
     }
 
     #[tokio::test]
@@ -264,6 +284,12 @@ mod tests {
         assert_eq!(lease.confirm(long).await, Err(Unconfirmed::Away));
         lease.renew(BootTime::now());
         assert_eq!(lease.confirm(long).await, Ok(()));
+        lease.until.store(0, Ordering::Release);
+        let early = waiting();
+        lease.renew.notified().await;
+        lease.give_up();
+        assert_eq!(early.await.unwrap(), Err(Unconfirmed::Away));
+        lease.renew(BootTime::now());
         lease.until.store(0, Ordering::Release);
         let waiting = waiting();
         lease.renew.notified().await;

@@ -21,8 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 type Objects = BTreeMap<String, (u64, Vec<u8>)>;
 
 /// A bucket that speaks as much of S3 as the server asks for.
-struct Bucket {
+pub(crate) struct Bucket {
     port: u16,
+    objects: Arc<Mutex<Objects>>,
     away: Arc<AtomicBool>,
 }
 
@@ -35,12 +36,20 @@ struct Request {
 }
 
 impl Bucket {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
+        Self::over(Arc::default())
+    }
+
+    /// The same objects at another port, which answers or is away by itself.
+    pub(crate) fn door(&self) -> Self {
+        Self::over(self.objects.clone())
+    }
+
+    fn over(objects: Arc<Mutex<Objects>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its address").port();
         let away = Arc::new(AtomicBool::new(false));
-        let objects: Arc<Mutex<Objects>> = Arc::default();
-        let is_away = away.clone();
+        let (is_away, kept) = (away.clone(), objects.clone());
         // It ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -48,15 +57,15 @@ impl Bucket {
                 thread::spawn(move || serve(&stream, &objects, &away));
             }
         });
-        Self { port, away }
+        Self { port, objects: kept, away }
     }
 
     /// From now on it takes requests and does not answer them, or does again.
-    fn set_away(&self, away: bool) {
+    pub(crate) fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
     }
 
-    fn environment(&self) -> Vec<(String, String)> {
+    pub(crate) fn environment(&self) -> Vec<(String, String)> {
         let endpoint = format!("http://127.0.0.1:{}", self.port);
         [
             ("AWS_ENDPOINT", endpoint.as_str()),

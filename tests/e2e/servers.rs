@@ -69,7 +69,7 @@ impl Cluster {
     }
 }
 
-fn asked(server: &Server, words: [&str; 2]) -> String {
+pub(crate) fn asked(server: &Server, words: [&str; 2]) -> String {
     let mut client = server.client();
     match redis::cmd(words[0]).arg(words[1]).query(&mut client) {
         Ok(Value::VerbatimString { text, .. }) => text,
@@ -79,7 +79,7 @@ fn asked(server: &Server, words: [&str; 2]) -> String {
 }
 
 /// Returns the number of slots that each server says are its own.
-fn slots_of(server: &Server) -> usize {
+pub(crate) fn slots_of(server: &Server) -> usize {
     let nodes = asked(server, ["CLUSTER", "NODES"]);
     let myself = nodes.lines().find(|line| line.contains("myself")).unwrap_or_default();
     let ranges = myself.split(' ').skip(8).filter_map(|range| {
@@ -89,7 +89,7 @@ fn slots_of(server: &Server) -> usize {
     ranges.sum()
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
@@ -98,7 +98,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Waits until these servers share all slots, each about as many.
-fn settle(servers: &[&Server]) {
+pub(crate) fn settle(servers: &[&Server]) {
     until("the servers share the slots", || {
         let slots: Vec<usize> = servers.iter().map(|server| slots_of(server)).collect();
         let least = 16384 / 6 * (6 / servers.len());
@@ -107,21 +107,21 @@ fn settle(servers: &[&Server]) {
 }
 
 /// A client of the cluster, as applications have it.
-fn client(servers: &[&Server]) -> ClusterConnection {
+pub(crate) fn client(servers: &[&Server]) -> ClusterConnection {
     let nodes: Vec<String> =
         servers.iter().map(|server| format!("redis://127.0.0.1:{}/", server.port())).collect();
     let builder = ClusterClient::builder(nodes).retries(60).min_retry_wait(20).max_retry_wait(400);
     builder.build().expect("a client").get_connection().expect("a connection")
 }
 
-fn fill(client: &mut ClusterConnection, round: usize) {
+pub(crate) fn fill(client: &mut ClusterConnection, round: usize) {
     for n in 0..200 {
         let _: () = client.set(format!("key:{n}"), format!("{n} {round}")).expect("stored");
         let _: usize = client.rpush(format!("list:{}", n % 20), n).expect("stored");
     }
 }
 
-fn check(client: &mut ClusterConnection, round: usize) {
+pub(crate) fn check(client: &mut ClusterConnection, round: usize) {
     for n in 0..200 {
         let value: Option<String> = client.get(format!("key:{n}")).expect("answered");
         assert_eq!(value, Some(format!("{n} {round}")), "key:{n}");

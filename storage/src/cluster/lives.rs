@@ -29,6 +29,7 @@ pub(crate) fn journal_options(options: &OpenOptions, salt: u32, lease: Duration)
         salt,
         attempt: lease / 3,
         lease,
+        contested: true,
         ..BucketOptions::default()
     }
 }

@@ -15,6 +15,8 @@
 //! shards, and a `seat` is what a process has of all of it (RFC 20).
 
 mod balance;
+#[cfg(test)]
+mod death_tests;
 mod draft;
 mod lives;
 mod map;

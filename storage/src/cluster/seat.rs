@@ -10,6 +10,7 @@ use crate::clock::Clock;
 use crate::directory::{Directory, Manifest, OpenOptions};
 use crate::engine::machine::check_cpus;
 use crate::journal::{BucketJournal, BucketOptions, Journal};
+use crate::lease::BootTime;
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
@@ -220,6 +221,17 @@ impl ClusterSeat {
         self.sealed().remove(&life);
         let place = journal_of(&self.store, life);
         BucketJournal::remove_records(&place, &self.journal_options).await.map_err(Into::into)
+    }
+
+    /// Returns true if this life has stored an object of its journal that was put at `moment` or later;
+    /// else it does so soon.
+    pub fn has_stored_since(&self, moment: BootTime) -> bool {
+        let Some(lease) = self.journal.lease() else { return false };
+        let has_stored = lease.is_proven_since(moment);
+        if !has_stored {
+            lease.want();
+        }
+        has_stored
     }
 
     /// Returns a number that grows with the objects of a life's journal.

@@ -22,15 +22,16 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 const NOW: u64 = 1_800_000_000_000;
-const SHARDS: u16 = 3;
-const KEYS: u64 = 40;
-const LEASE: Duration = Duration::from_millis(30);
+pub(super) const SHARDS: u16 = 3;
+pub(super) const KEYS: u64 = 40;
+pub(super) const LEASE: Duration = Duration::from_millis(30);
 
 /// One life of a server.
-struct TestServer {
-    seat: ClusterSeat,
-    journal: Arc<dyn Journal>,
-    partition: Partition,
+pub(super) struct TestServer {
+    pub(super) node: u8,
+    pub(super) seat: ClusterSeat,
+    pub(super) journal: Arc<dyn Journal>,
+    pub(super) partition: Partition,
     /// Lsns of adoptions whose journals are still listed.
     adopted: BTreeMap<u16, Lsn>,
     writes: Vec<(u64, u64, Lsn)>,
@@ -61,24 +62,32 @@ fn number(value: &Value) -> u64 {
 
 impl TestServer {
     async fn join(store: &Place, node: u8) -> Self {
+        Self::try_join(store, node).await.unwrap()
+    }
+
+    pub(super) async fn try_join(store: &Place, node: u8) -> anyhow::Result<Self> {
         let location = Location { store: store.clone(), journal: None };
-        let mut options = offline_options(&location).await.unwrap();
+        let mut options = offline_options(&location).await?;
         (options.databases, options.lease, options.default_shards) = (1, LEASE, SHARDS);
         let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
         let joined =
             ClusterSeat::join(options, Clock::default(), NodeId([node; 20]), &address).await;
-        let (directory, seat) = joined.unwrap();
+        let (directory, seat) = joined?;
         let journal = directory.journal.clone();
         let partition = directory.into_partitions(1, 1).0.remove(0);
-        Self { seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() }
+        Ok(Self { node, seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() })
     }
 
-    async fn map(&self) -> Arc<ClusterMap> {
+    pub(super) async fn map(&self) -> Arc<ClusterMap> {
         self.seat.maps().newest().await.unwrap().unwrap()
     }
 
     /// Takes all shards that the newest map gives it.
     async fn take(&mut self) {
+        self.try_take().await.unwrap();
+    }
+
+    pub(super) async fn try_take(&mut self) -> anyhow::Result<()> {
         let map = self.map().await;
         let life = self.seat.life();
         let mut groups: BTreeMap<Vec<Life>, Vec<MapShard>> = BTreeMap::new();
@@ -93,15 +102,20 @@ impl TestServer {
                 (GivenShard { id: shard.id, journals, is_begun: shard.is_begun }, shard.since)
             };
             let given: Vec<_> = group.iter().map(given).collect();
-            for taken in self.seat.take(&given).await.unwrap() {
+            for taken in self.seat.take(&given).await? {
                 self.adopted.insert(taken.shard.id, taken.adopted);
                 self.partition.attach(taken.shard).unwrap();
             }
         }
+        Ok(())
     }
 
     /// Takes as many parked shards as it lacks.
     async fn take_parked(&mut self) {
+        self.try_take_parked().await.unwrap();
+    }
+
+    pub(super) async fn try_take_parked(&mut self) -> anyhow::Result<()> {
         let life = self.seat.life();
         let taken = self.seat.amend(|draft| {
             let parked = draft.map().shards().iter().filter(|shard| shard.owner.is_none());
@@ -111,8 +125,8 @@ impl TestServer {
             }
             parked.into_iter().try_for_each(|shard| draft.take_parked(shard, life))
         });
-        drop(taken.await.unwrap());
-        self.take().await;
+        drop(taken.await?);
+        self.try_take().await
     }
 
     async fn load(&mut self, need: Need) {
@@ -120,13 +134,13 @@ impl TestServer {
         self.partition.finish_load(loaded).unwrap();
     }
 
-    fn owns(&self, n: u64) -> bool {
+    pub(super) fn owns(&self, n: u64) -> bool {
         let shard = self.partition.store.layout().shard_of(slot_of(&key(n)));
         self.partition.shards.contains_key(&shard)
     }
 
     /// Returns the number of a key.
-    async fn get(&mut self, n: u64) -> u64 {
+    pub(super) async fn get(&mut self, n: u64) -> u64 {
         loop {
             self.partition.store.begin(NOW, true);
             match self.partition.store.entry(0, &key(n)) {
@@ -138,7 +152,7 @@ impl TestServer {
     }
 
     /// Writes a number. It is in the journal, and not durable yet; `None`: the journal has ended.
-    async fn put(&mut self, n: u64, value: u64) -> Option<()> {
+    pub(super) async fn put(&mut self, n: u64, value: u64) -> Option<()> {
         loop {
             self.partition.store.begin(NOW, true);
             let text = Value::Str(Str::new(value.to_string().as_bytes()));
@@ -156,7 +170,7 @@ impl TestServer {
     }
 
     /// Notes which writes are durable by now.
-    fn settle(&mut self, durable: &mut BTreeMap<u64, u64>) {
+    pub(super) fn settle(&mut self, durable: &mut BTreeMap<u64, u64>) {
         let up_to = self.journal.durable();
         self.partition.observe_durable();
         self.writes.retain(|(n, value, lsn)| {
@@ -169,7 +183,7 @@ impl TestServer {
     }
 
     /// Waits until everything is durable; false if the journal has ended.
-    async fn sync(&self) -> bool {
+    pub(super) async fn sync(&self) -> bool {
         let end = self.journal.end();
         while self.journal.durable() < end {
             if self.journal.failed().is_some() {
@@ -183,42 +197,57 @@ impl TestServer {
 
     /// Flushes a shard, and drops the journals of others from its list.
     async fn flush(&mut self, id: u16) {
+        self.try_flush(id).await.unwrap();
+    }
+
+    pub(super) async fn try_flush(&mut self, id: u16) -> anyhow::Result<()> {
         let mut detached = self.partition.detach(id).unwrap();
-        detached.flush(&self.journal).await.unwrap();
+        detached.flush(&self.journal).await?;
         let shard = detached.into_shard();
         let flushed = shard.flushed();
         self.partition.attach(shard).unwrap();
         let life = self.seat.life();
         if self.adopted.get(&id).is_some_and(|lsn| flushed >= *lsn) {
             self.adopted.remove(&id);
-            drop(self.seat.amend(|draft| draft.note_flushed(id, life)).await.unwrap());
+            drop(self.seat.amend(|draft| draft.note_flushed(id, life)).await?);
         }
+        Ok(())
     }
 
     /// Gives a shard to another life, or to nobody.
     async fn give(&mut self, id: u16, to: Option<Life>) {
+        self.try_give(id, to).await.unwrap();
+    }
+
+    pub(super) async fn try_give(&mut self, id: u16, to: Option<Life>) -> anyhow::Result<()> {
         let mut detached = self.partition.detach(id).unwrap();
-        detached.flush(&self.journal).await.unwrap();
-        detached.close(&self.journal).await.unwrap();
+        detached.flush(&self.journal).await?;
+        detached.close(&self.journal).await?;
         self.adopted.remove(&id);
         let life = self.seat.life();
         let given = self.seat.amend(|draft| match to {
             Some(to) => draft.give(id, life, to),
             None => draft.park(id, life),
         });
-        given.await.unwrap().unwrap();
+        given.await??;
+        Ok(())
     }
 
     /// Ends a life that is to be taken for dead, and shares its shards out.
     async fn take_over(&self, ended: Life, heirs: &[Life]) {
-        self.seat.seal(ended).await.unwrap();
+        self.try_take_over(ended, heirs).await.unwrap();
+    }
+
+    pub(super) async fn try_take_over(&self, ended: Life, heirs: &[Life]) -> anyhow::Result<()> {
+        self.seat.seal(ended).await?;
         let sealed = self.seat.amend(|draft| {
             let owned: Vec<u16> = draft.map().owned_by(ended).map(|shard| shard.id).collect();
             let heirs = heirs.iter().cycle();
             let shares: Vec<(u16, Life)> = owned.into_iter().zip(heirs.copied()).collect();
             draft.seal(ended, &shares)
         });
-        sealed.await.unwrap().unwrap();
+        sealed.await??;
+        Ok(())
     }
 }
 
@@ -351,17 +380,17 @@ async fn history(seed: u64) {
 }
 
 /// Takes lives that nobody needs from the map, and deletes their journals.
-async fn forget(seat: &ClusterSeat) {
+pub(super) async fn forget(seat: &ClusterSeat) {
     let mut gone = Vec::new();
     let forgotten = seat.amend(|draft| {
         gone = draft.forget()?;
         Ok(())
     });
-    if let Ok(map) = forgotten.await.unwrap() {
+    if let Ok(Ok(map)) = forgotten.await {
         assert!(gone.iter().all(|life| map.is_forgotten(*life)));
         seat.keep_listed(&map);
         for life in gone {
-            seat.remove_journal(life).await.unwrap();
+            let _ = seat.remove_journal(life).await;
         }
     }
 }

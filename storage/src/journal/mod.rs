@@ -228,6 +228,12 @@ pub trait Journal: Send + Sync {
         None
     }
 
+    /// Returns true if requests to a remote store fail at present: an attempt has, and none has succeeded
+    /// since.
+    fn is_in_trouble(&self) -> bool {
+        false
+    }
+
     /// Returns the lease to confirm before a reply leaves, if another server may take the journal
     /// over at any time; a local journal is locked instead.
     fn lease(&self) -> Option<Arc<Lease>> {

@@ -22,6 +22,8 @@ use crate::journal::tests::sim_disk::Rng;
 #[derive(Clone)]
 pub(crate) struct Sim {
     pub(crate) objects: Arc<InMemory>,
+    /// True for every other seed: which of two variants of the code a test uses.
+    pub(crate) is_odd: bool,
     rng: Arc<Mutex<Rng>>,
     stored: Arc<Mutex<Stored>>,
 }
@@ -37,7 +39,7 @@ struct Stored {
 
 /// The store as one process sees it.
 pub(crate) struct Client {
-    sim: Sim,
+    pub(crate) sim: Sim,
     /// The client itself, for requests that outlive their calls.
     myself: Weak<Self>,
     /// Percentage of requests that fail.
@@ -75,7 +77,7 @@ enum Fate {
 impl Sim {
     pub(crate) fn new(seed: u64) -> Self {
         let rng = Arc::new(Mutex::new(Rng::new(seed)));
-        Self { objects: Arc::default(), rng, stored: Arc::default() }
+        Self { objects: Arc::default(), is_odd: seed % 2 == 1, rng, stored: Arc::default() }
     }
 
     pub(crate) fn below(&self, bound: u64) -> u64 {

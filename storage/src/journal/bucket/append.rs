@@ -81,7 +81,7 @@ impl BucketShared {
             return Err(JournalError::Closed);
         }
         let waited = state.oldest().map_or(Duration::ZERO, |since| since.elapsed());
-        if waited >= self.options.wait_limit || state.waiting >= self.options.max_waiting {
+        if waited >= self.wait_limit(state) || state.waiting >= self.options.max_waiting {
             return Err(self.away_error(state));
         }
         Ok(())

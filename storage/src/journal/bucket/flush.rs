@@ -329,22 +329,33 @@ impl BucketShared {
 
     /// Updates whether the oldest commit has waited too long.
     fn check_store(&self) {
-        let is_away = {
+        let (is_away, limit) = {
             let state = lock(&self.state);
-            state.oldest().is_some_and(|since| since.elapsed() >= self.options.wait_limit)
+            let limit = self.wait_limit(&state);
+            (state.oldest().is_some_and(|since| since.elapsed() >= limit), limit.as_secs_f32())
         };
         if self.away.swap(is_away, Ordering::AcqRel) != is_away {
             if is_away {
-                let limit = self.options.wait_limit.as_secs_f32();
                 tracing::error!(
                     place = %self.place,
                     "writes are refused: the journal's store has not answered for {limit} s"
                 );
+                if self.options.contested {
+                    self.lease.give_up();
+                }
             } else {
                 tracing::info!(place = %self.place, "writes are accepted again");
             }
             self.announce();
         }
+    }
+
+    /// Returns how long a commit may wait before the store counts as away.
+    pub(super) fn wait_limit(&self, state: &BucketState) -> Duration {
+        // Without a lease, other servers are about to take over.
+        let is_lost = self.options.contested && state.trouble.is_some() && !self.lease.holds();
+        let limit = self.options.wait_limit;
+        if is_lost { limit.min(self.options.lease) } else { limit }
     }
 
     fn take_doomed(&self) -> Option<Vec<Path>> {

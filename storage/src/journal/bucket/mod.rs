@@ -62,6 +62,10 @@ pub struct BucketOptions {
     /// How long a stored object proves that no other process has taken over. The same for all
     /// possible owners of the journal.
     pub lease: Duration,
+    /// True if other servers take the journal over once it is silent for about a lease, as those of a
+    /// cluster do. Then a takeover puts its fence before it reads all objects, so that their number
+    /// delays nothing; and nobody waits longer than a lease for a store that has stopped to answer.
+    pub contested: bool,
 }
 
 impl BucketOptions {
@@ -85,6 +89,7 @@ impl Default for BucketOptions {
             request: Duration::from_secs(15),
             pause: Duration::from_millis(50),
             lease: LEASE,
+            contested: false,
         }
     }
 }
@@ -385,6 +390,10 @@ impl Journal for BucketJournal {
     fn away(&self) -> Option<JournalError> {
         let away = self.shared.away.load(Ordering::Acquire);
         away.then(|| self.shared.away_error(&lock(&self.shared.state)))
+    }
+
+    fn is_in_trouble(&self) -> bool {
+        lock(&self.shared.state).trouble.is_some()
     }
 
     fn lease(&self) -> Option<Arc<Lease>> {

@@ -6,7 +6,7 @@
 
 use super::{BucketRecovery, Reading};
 use crate::journal::JournalError;
-use crate::journal::bucket::object::{ObjectFloor, ObjectHeader, Position};
+use crate::journal::bucket::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position};
 use bytes::Bytes;
 use futures::future::join_all;
 use object_store::{Error, PutMode};
@@ -37,14 +37,11 @@ impl BucketRecovery {
         let (mut fences, mut debris) = (1, 0);
         while debris < LOOKS {
             let first = Position { epoch, number: 1 };
-            self.read_present(reading, first, first.last_of_epoch()).await?;
-            // If objects are gone that were listed, somebody has taken the journal over meanwhile: the
-            // floor that says so is in a later epoch.
-            if reading.newest_epoch() > epoch {
-                epoch = reading.newest_epoch();
-                continue;
-            }
-            let next = match self.end_of(reading, first)? {
+            let end = match self.end_by_names(reading, first).await? {
+                Some(end) => end,
+                None => self.end_by_reading(reading, first).await?,
+            };
+            let next = match end {
                 End::Fence(opens) => {
                     (epoch, fences) = (opens, 1);
                     continue;
@@ -68,6 +65,61 @@ impl BucketRecovery {
             fences = FENCES;
         }
         Err(self.restless())
+    }
+
+    /// Returns the end of an epoch, or of a later one that was found meanwhile, after reading all its
+    /// objects.
+    async fn end_by_reading(
+        &self,
+        reading: &mut Reading,
+        first: Position,
+    ) -> Result<End, JournalError> {
+        self.read_present(reading, first, first.last_of_epoch()).await?;
+        // If objects are gone that were listed, somebody has taken the journal over meanwhile: the
+        // floor that says so is in a later epoch.
+        match reading.newest_epoch() {
+            newest if newest > first.epoch => Ok(End::Fence(newest)),
+            _ => self.end_of(reading, first),
+        }
+    }
+
+    /// Returns the end of an epoch by the names of its objects, if these are whole from the floor in the
+    /// newest one on: then at most two objects are read instead of all. The others are read once the
+    /// fence is stored, behind which nobody can put records.
+    async fn end_by_names(
+        &self,
+        reading: &mut Reading,
+        first: Position,
+    ) -> Result<Option<End>, JournalError> {
+        if !self.options.contested || reading.newest_epoch() > first.epoch {
+            return Ok(None);
+        }
+        let is_fence = |size: &u64| *size == OBJECT_HEADER as u64;
+        let last = first.last_of_epoch();
+        let records = reading.listed.range(first..=last).filter(|(_, size)| !is_fence(size));
+        let newest = records.map(|(at, _)| *at).next_back();
+        if let Some(at) = newest
+            && !self.is_readable(reading, at).await?
+        {
+            return Ok(None);
+        }
+        let mut next = first.max(reading.floor.first);
+        while reading.listed.get(&next).is_some_and(|size| !is_fence(size)) {
+            next = next.next();
+        }
+        if reading.listed.contains_key(&next) {
+            let is_readable = self.is_readable(reading, next).await?;
+            return Ok(if is_readable { Some(self.end_of(reading, next)?) } else { None });
+        }
+        // If one is missing, the others say whether it was stored.
+        let is_end = newest.is_none_or(|at| at < next) && reading.published < next;
+        Ok(is_end.then_some(End::Missing(next)))
+    }
+
+    /// Reads a listed object; returns false if it is gone or damaged.
+    async fn is_readable(&self, reading: &mut Reading, at: Position) -> Result<bool, JournalError> {
+        Ok(self.read_listed(reading, at, at).await?
+            && matches!(reading.found.get(&at), Some(Ok(_))))
     }
 
     /// Returns the highest floor in the objects behind a fence that is stored. If it is behind the

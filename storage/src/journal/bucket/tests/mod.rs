@@ -44,7 +44,9 @@ fn place(client: &Arc<Client>) -> Place {
 }
 
 async fn recover(client: &Arc<Client>) -> Result<BucketRecovery, JournalError> {
-    BucketJournal::recover(place(client), options(SyncMode::Always)).await
+    let contested = client.sim.is_odd;
+    let options = BucketOptions { contested, ..options(SyncMode::Always) };
+    BucketJournal::recover(place(client), options).await
 }
 
 /// A journal that runs on the test's runtime.

@@ -129,6 +129,29 @@ fn objects_that_are_deleted_before_they_are_read_are_no_end_of_the_journal() {
     }
 }
 
+/// Reading takes long, and commands wait for the fence.
+#[test]
+fn a_contested_journal_gets_its_fence_before_all_objects_are_read() {
+    runtime().block_on(async {
+        let sim = Sim::new(341);
+        let owner = Running::open(&sim.client(0), SyncMode::Always).await;
+        write(&owner, 20).await;
+        let first = sim.client(0);
+        let starting = sleeper(&first).await;
+        assert_eq!(first.gets.load(Ordering::SeqCst), 1, "the newest object");
+        let recovery = wake(&first, starting).await.unwrap();
+        assert_eq!((recovery.end(), bodies(&recovery).await.len()), (20, 20));
+        // The next one finds that fence, and puts its own behind it.
+        let second = sim.client(0);
+        let starting = sleeper(&second).await;
+        assert_eq!(second.gets.load(Ordering::SeqCst), 2, "the newest records and the fence");
+        let recovery = wake(&second, starting).await.unwrap();
+        assert_eq!(bodies(&recovery).await.len(), 20);
+        assert_ended(owner, &recovery).await;
+        assert_serves(&second, recovery).await;
+    });
+}
+
 #[test]
 fn a_takeover_lists_twice() {
     runtime().block_on(async {

@@ -1,0 +1,116 @@
+//! Servers of one cluster that are cut off from their bucket: one of them, and all at once.
+
+use super::Server;
+use super::bucket::Bucket;
+use super::servers::{asked, check, client, fill, settle, slots_of, until};
+use redis::Commands;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_millis(600);
+
+/// Three servers, each with a door of its own to one bucket.
+fn servers() -> Vec<(Server, Bucket)> {
+    let bucket = Bucket::start();
+    let lease = LEASE.as_millis().to_string();
+    let start = |door: Bucket| {
+        let options = [
+            "--cluster-enabled",
+            "yes",
+            "--store",
+            "s3://bucket/data",
+            "--shards",
+            "6",
+            "--cluster-lease-ms",
+            &lease,
+            "--store-timeout-ms",
+            "60000",
+        ];
+        (Server::start_in(door.environment(), &options), door)
+    };
+    let all: Vec<(Server, Bucket)> = (0..3).map(|_| start(bucket.door())).collect();
+    settle(&of(&all));
+    all
+}
+
+fn of(all: &[(Server, Bucket)]) -> Vec<&Server> {
+    all.iter().map(|(server, _)| server).collect()
+}
+
+#[test]
+fn others_take_over_from_a_server_that_answers_and_does_not_reach_the_bucket() {
+    let mut all = servers();
+    fill(&mut client(&of(&all)), 1);
+    let own = (0..200).map(|n| format!("key:{n}"));
+    let mut plain = all[0].0.client();
+    let own: Vec<String> = own.filter(|key| plain.get::<_, String>(key).is_ok()).collect();
+    all[0].1.set_away(true);
+    let begun = Instant::now();
+    let lost = plain.set::<_, _, ()>(&own[0], "lost").expect_err("nobody stores it");
+    assert!(begun.elapsed() < Duration::from_secs(20), "far below store-timeout-ms: {lost}");
+    until("commands are refused as in a cluster that is down", || {
+        plain.get::<_, String>(&own[1]).is_err_and(|error| error.code() == Some("CLUSTERDOWN"))
+    });
+    assert_eq!(redis::cmd("PING").query::<String>(&mut plain).expect("answered"), "PONG");
+    let error = plain.set::<_, _, ()>(&own[1], "x").expect_err("refused");
+    assert_eq!(error.code(), Some("CLUSTERDOWN"), "{error}");
+    settle(&of(&all[1..]));
+    let mut of_rest = client(&of(&all[1..]));
+    let _: () = of_rest.set(&own[0], own[0].replace("key:", "") + " 1").expect("stored");
+    check(&mut of_rest, 1);
+    fill(&mut of_rest, 2);
+    // It shows nothing old while it finds out that it has no shards any more.
+    all[0].1.set_away(false);
+    loop {
+        match plain.get::<_, String>(&own[1]) {
+            Ok(value) => panic!("it shows {value}, and others have the shard"),
+            Err(error) if error.is_io_error() => break,
+            Err(_) => sleep(Duration::from_millis(1)),
+        }
+    }
+    let status = all[0].0.reap();
+    assert!(status.is_some_and(|status| status != 0), "{status:?}");
+    all[0].0.restart();
+    settle(&of(&all));
+    check(&mut client(&of(&all)), 2);
+}
+
+#[test]
+fn nobody_takes_over_while_the_bucket_answers_nobody() {
+    let all = servers();
+    fill(&mut client(&of(&all)), 1);
+    let lives = |all: &[(Server, Bucket)]| {
+        let life = |server| asked(server, ["INFO", "cluster"]);
+        let line = |text: String| {
+            text.lines().find(|it| it.starts_with("cluster_life:")).map(str::to_owned)
+        };
+        of(all).into_iter().map(|server| line(life(server))).collect::<Vec<_>>()
+    };
+    let before = lives(&all);
+    let slots: Vec<usize> = of(&all).into_iter().map(slots_of).collect();
+    for (_, door) in &all {
+        door.set_away(true);
+    }
+    // Each notices that it cannot store anything.
+    for (server, _) in &all {
+        let mut plain = server.client();
+        until("writes are refused", || {
+            let code = |key: usize| {
+                let set = plain.set::<_, _, ()>(format!("key:{key}"), "x");
+                set.err().and_then(|error| error.code().map(str::to_owned))
+            };
+            (0..20).filter_map(code).any(|code| code == "CLUSTERDOWN")
+        });
+    }
+    sleep(2 * LEASE);
+    for (_, door) in &all {
+        door.set_away(false);
+    }
+    until("all serve again", || {
+        let mut of_all = client(&of(&all));
+        (0..20).all(|n| of_all.set::<_, _, ()>(format!("key:{n}"), "y").is_ok())
+    });
+    sleep(3 * LEASE);
+    assert_eq!(lives(&all), before, "nobody was taken over");
+    assert_eq!(of(&all).into_iter().map(slots_of).collect::<Vec<_>>(), slots);
+}
