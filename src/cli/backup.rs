@@ -8,7 +8,7 @@ use flagstone_storage::checkpoint::{
     AsOf, BackupOptions, Catalog, Checkpoint, Progress, backup, branch, list_backups, restore,
     take_stopped,
 };
-use flagstone_storage::directory::{Location, is_open};
+use flagstone_storage::directory::{Location, is_data_directory, is_open};
 use flagstone_storage::place::Place;
 use indicatif::{HumanBytes, ProgressBar};
 use std::time::Instant;
@@ -136,6 +136,8 @@ impl CheckpointArgs {
     /// Returns the requested checkpoint, or takes a new one of a data directory, whether or not a
     /// server has it open.
     async fn take(self, data: &Location) -> Result<String> {
+        // Of a cluster, nobody has all the data.
+        is_data_directory(&data.store).await?;
         if let Some(id) = self.checkpoint {
             return Ok(id);
         }
@@ -237,7 +239,11 @@ impl CheckpointsArgs {
             return Ok(());
         }
         let place = Place::parse(&self.dir)?;
-        for checkpoint in block_on(async move { Catalog::of(&place).list().await })? {
+        let listing = async move {
+            is_data_directory(&place).await?;
+            Catalog::of(&place).list().await
+        };
+        for checkpoint in block_on(listing)? {
             show(&checkpoint, "record-bytes", checkpoint.record_bytes);
         }
         Ok(())

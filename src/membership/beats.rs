@@ -8,14 +8,14 @@
 use super::{STEPS, Seated};
 use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
-use flagstone_storage::cluster::{Life, MapMember};
+use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState};
 use flagstone_wire::resp::reply::write_request;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 /// Maximum length of the line of a reply in bytes.
@@ -126,21 +126,31 @@ async fn ask_whether_there(
         None => connect(own, to).await?,
     };
     let map = own.cluster.map();
-    let nonce = rand::random::<u64>();
-    let (from, number) = (own.cluster.life(), map.number());
-    let proof = prove(map.secret(), &question(from, to.life, number, nonce));
-    let words = [&from.to_string(), &to.life.to_string(), &number.to_string(), &nonce.to_string()];
+    let (known, is_well) = send_beat(&mut link, &map, (own.cluster.life(), to.life)).await?;
+    Ok((link, known, is_well))
+}
+
+/// Sends one beat on a connection; returns the number of the newest map that the other server knows, and
+/// true if it is well.
+async fn send_beat(
+    link: &mut PeerConnection,
+    map: &ClusterMap,
+    (from, to): (Life, Life),
+) -> Result<(u64, bool), String> {
+    let (nonce, number) = (rand::random::<u64>(), map.number());
+    let proof = prove(map.secret(), &question(from, to, number, nonce));
+    let words = [&from.to_string(), &to.to_string(), &number.to_string(), &nonce.to_string()];
     let mut request: Vec<&[u8]> = vec![b"CLUSTER", b"BEAT"];
     request.extend(words.map(|word| word.as_bytes()));
     request.push(proof.as_bytes());
-    let line = ask(&mut link, &request).await?;
+    let line = ask(link, &request).await?;
     let mut words = line.split(' ');
     let (Some(known), Some(state), Some(proof)) = (words.next(), words.next(), words.next()) else {
         return Err(line);
     };
     let known: u64 = known.parse().map_err(|_| line.clone())?;
-    match is_proven(map.secret(), &answer(to.life, known, (state, nonce)), proof.as_bytes()) {
-        true => Ok((link, known, state == WELL)),
+    match is_proven(map.secret(), &answer(to, known, (state, nonce)), proof.as_bytes()) {
+        true => Ok((known, state == WELL)),
         false => Err("the answer is not proven".to_owned()),
     }
 }
@@ -175,6 +185,25 @@ pub(super) async fn connect(own: &Seated, to: &MapMember) -> Result<PeerConnecti
         false => Box::new(stream),
     };
     Ok(BufReader::new(stream))
+}
+
+/// Time limit for telling a server of a map.
+const TELLING: Duration = Duration::from_secs(1);
+
+/// Tells the servers of a cluster that there is a newer map, for a command that has changed it: else each
+/// finds out at its next look. One that cannot be reached without TLS is not told.
+pub(crate) async fn tell_of(map: &Arc<ClusterMap>) {
+    let open = map.members().iter().filter(|member| member.state == MemberState::Open);
+    let telling: JoinSet<_> = open.map(|member| tell(map.clone(), member.clone())).collect();
+    let _ = timeout(TELLING, telling.join_all()).await;
+}
+
+async fn tell(map: Arc<ClusterMap>, member: MapMember) -> Result<(), String> {
+    let address = (&*member.address.host, member.address.port);
+    let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
+    let nobody = Life(0);
+    let mut connection: PeerConnection = BufReader::new(Box::new(stream));
+    send_beat(&mut connection, &map, (nobody, member.life)).await.map(drop)
 }
 
 fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {

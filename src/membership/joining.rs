@@ -1,7 +1,7 @@
 //! Opens the data at the start. In a cluster the server joins: with its id, its address and a new life.
 
 use crate::cluster::Cluster;
-use crate::config::Settings;
+use crate::config::{ReplAck, Settings};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId};
@@ -44,6 +44,9 @@ pub(crate) async fn open(
         ("journal", settings.journal.is_some()),
         ("journal-archive-retention", settings.journal_archive_retention_seconds != 0),
         ("checkpoint-interval", settings.checkpoint_interval_seconds != 0),
+        ("replicaof", settings.replicaof.is_some()),
+        ("repl-ack", settings.repl_ack != ReplAck::None),
+        ("min-replicas-to-write", settings.min_replicas_to_write != 0),
     ] {
         if is_set {
             bail!("{name} does not work in a cluster of several servers");

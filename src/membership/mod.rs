@@ -12,7 +12,7 @@ mod spreading;
 mod suspicion;
 mod taking;
 
-pub(crate) use beats::answer_beat;
+pub(crate) use beats::{answer_beat, tell_of};
 pub(crate) use joining::{Opened, open};
 
 use crate::cluster::{Cluster, ServedState};
@@ -40,6 +40,10 @@ const LOOK: u32 = 3;
 
 /// Pause before a shard that could not be taken or given is tried again, in leases.
 const RETRY: u32 = 1;
+
+/// How long the same trouble is not logged again, and how many kinds of it are remembered.
+const TOLD: Duration = Duration::from_secs(60);
+const MAX_TOLD: usize = 64;
 
 /// Error of a task whose worker has ended.
 const GONE: &str = "a worker is gone";
@@ -91,6 +95,8 @@ struct Agent {
     suspicion: Suspicion,
     spreading: Spreading,
     looked: Instant,
+    /// Trouble that was logged lately.
+    told: BTreeMap<String, Instant>,
     /// True once the process is to end: then it keeps no shard.
     ending: bool,
 }
@@ -161,9 +167,18 @@ impl Membership {
 async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
     let (suspicion, spreading) = (Suspicion::begin(&own), Spreading::new(own.clone()));
     let (tasks, looked) = (JoinSet::new(), Instant::now());
-    let (busy, again, adopted) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-    let mut agent =
-        Agent { own, tasks, busy, again, adopted, suspicion, spreading, looked, ending: false };
+    let mut agent = Agent {
+        own,
+        tasks,
+        busy: BTreeSet::new(),
+        again: BTreeMap::new(),
+        adopted: BTreeMap::new(),
+        suspicion,
+        spreading,
+        looked,
+        told: BTreeMap::new(),
+        ending: false,
+    };
     let step = agent.lease() / STEPS;
     loop {
         let hinted = agent.own.cluster.hinted.notified();
@@ -350,6 +365,17 @@ impl Agent {
         Ok(())
     }
 
+    /// Logs trouble that may come again at each step, but the same one once in a minute.
+    fn warn(&mut self, trouble: String) {
+        self.told.retain(|_, at| at.elapsed() < TOLD);
+        if !self.told.contains_key(&trouble) {
+            tracing::warn!("{trouble}");
+            if self.told.len() < MAX_TOLD {
+                self.told.insert(trouble, Instant::now());
+            }
+        }
+    }
+
     /// Notes the end of a task.
     fn ended(&mut self, handled: Result<Handled, tokio::task::JoinError>) {
         let Handled { shards, outcome } = match handled {
@@ -370,7 +396,7 @@ impl Agent {
             }
             Ok(ShardChange::Given) => {}
             Err(error) => {
-                tracing::warn!(?shards, "shards do not change hands yet: {error:#}");
+                self.warn(format!("shards {shards:?} do not change hands yet: {error:#}"));
                 let at = Instant::now() + RETRY * self.lease();
                 self.again.extend(shards.iter().map(|id| (*id, at)));
             }

@@ -117,14 +117,17 @@ impl Agent {
         if !is_open(self.life()) || !is_open(ended) {
             return Ok(());
         }
+        if let Err(error) = self.own.seat.seal(ended).await {
+            self.warn(format!(
+                "a server of the cluster has ended, and the journal of its life {ended} cannot be \
+                sealed: {error:#}"
+            ));
+            return Ok(());
+        }
         tracing::warn!(
             life = ended.0,
             "a server of the cluster has ended: its shards are taken over"
         );
-        if let Err(error) = self.own.seat.seal(ended).await {
-            tracing::warn!(life = ended.0, "its journal cannot be sealed: {error:#}");
-            return Ok(());
-        }
         let heard = self.suspicion.heard().clone();
         let (lease, own) = (self.lease(), self.life());
         let answers = |life: Life| life == own || heard.answers(life, lease);

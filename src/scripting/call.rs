@@ -2,6 +2,7 @@
 
 use super::run::{Run, current};
 use crate::acl::DenialContext;
+use crate::cluster::SlotOwner;
 use crate::command::{Command, registry};
 use crate::node::limits;
 use crate::unit::UnitStop;
@@ -120,11 +121,22 @@ impl Run<'_, '_> {
                 command.full_name
             ));
         }
+        // A client that followed a redirection to the slot's server would be sent back from there.
+        if self.declared != Some(first) && self.is_elsewhere(first) {
+            let text = "ERR Script attempted to access a non local key in a cluster node script";
+            return Some(text.to_owned());
+        }
         let before = self.slot.get().unwrap_or(first);
         self.slot.set(Some(before));
         (before != first && !self.may_cross_slots).then(|| {
             "ERR Script attempted to access keys that do not hash to the same slot".to_owned()
         })
+    }
+
+    /// Returns true if a slot belongs to another server, or to none.
+    fn is_elsewhere(&self, slot: u16) -> bool {
+        let owner = self.unit.node.cluster.as_ref().map(|cluster| cluster.owner_of(slot));
+        matches!(owner, Some(SlotOwner::There(_) | SlotOwner::Nobody))
     }
 
     /// Returns the error if a command's keys belong to a shard that cannot store rows.

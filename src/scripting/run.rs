@@ -43,7 +43,8 @@ pub(super) struct Run<'a, 'c> {
     pub(super) no_memory: Option<&'static str>,
     /// Protocol of the replies that the script receives.
     pub(super) proto: Proto,
-    /// In a cluster, the slot of the keys that it has named.
+    /// In a cluster, the slot of the keys that it was given, and of those that it has named.
+    pub(super) declared: Option<u16>,
     pub(super) slot: Cell<Option<u16>>,
     /// True if it may name keys of several slots.
     pub(super) may_cross_slots: bool,
@@ -223,13 +224,15 @@ pub fn run(
         true => None,
         false => limits::refusal(&unit.node.health, unit.settings, flag!(DENYOOM)),
     };
+    let declared = call.keys.first().map(|key| slot_of(key));
     let mut run = Run {
         unit,
         kind: call.kind,
         read_only: call.read_only || (!compatible && call.flags.contains(ScriptFlags::NO_WRITES)),
         no_memory,
         proto: Proto::Resp2,
-        slot: Cell::new(call.keys.first().map(|key| slot_of(key))),
+        declared,
+        slot: Cell::new(declared),
         may_cross_slots: compatible || call.flags.contains(ScriptFlags::ALLOW_CROSS_SLOT_KEYS),
         wrote: false,
         stop: None,

@@ -53,8 +53,9 @@ const EXPIRE_BATCH: usize = 1000;
 #[derive(Default)]
 pub(super) struct ShardJob {
     pub(super) busy: bool,
-    /// Lsn of the rows that are being handed over.
+    /// Lsn of the rows that are being handed over, and of those that were last.
     pub(super) handing: Option<Lsn>,
+    handed: Lsn,
     /// True while the shard's keys are read into a filter, and until that may be tried again.
     scanning: bool,
     swept: Option<Instant>,
@@ -127,10 +128,16 @@ impl Worker {
         flushed
     }
 
-    /// Returns true if others wait for a shard to be flushed.
-    fn is_urged(&self, shard: &Shard) -> bool {
+    /// Returns the lsn up to which others wait for a shard to be flushed.
+    fn urged(&self, shard: &Shard) -> Option<Lsn> {
         let urged = self.passes.urged.borrow();
-        urged.get(&shard.id).is_some_and(|up_to| shard.flushed() < *up_to)
+        urged.get(&shard.id).copied().filter(|up_to| shard.flushed() < *up_to)
+    }
+
+    /// Returns the part of the room for files of level 0 that a shard's engine uses; `None`: it is not
+    /// here.
+    pub(crate) fn level0_of(&self, id: u16) -> Option<f64> {
+        self.partition.borrow().shards.get(&id).map(|shard| shard.engine().level0_use())
     }
 
     /// Returns true if a shard is here.
@@ -151,8 +158,12 @@ impl Worker {
             age if age >= HURRIED_AGE => self.journal_exceeds(3),
             _ => false,
         };
-        let is_urged = self.is_urged(shard);
-        let is_wanted = is_urged || self.node.checkpoints.wants_rows();
+        shard.engine().hurry_if_crowded();
+        let urged = self.urged(shard);
+        // Later rows would put the flush off: there are some at each look while clients write.
+        let handed = self.passes.jobs.borrow().get(&stay).map_or(0, |job| job.handed);
+        let is_wanted =
+            urged.is_some_and(|up_to| handed < up_to) || self.node.checkpoints.wants_rows();
         let due = due || is_wanted || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
             let begun = Instant::now();
@@ -182,7 +193,7 @@ impl Worker {
         let Some(shard) = partition.shards.get(&id) else { return };
         let full = self.journal_exceeds(4);
         match shard.unflushed_age() {
-            Some(age) if (age >= FLUSH_AGE || full || is_urged) && !job.flushing => {
+            Some(age) if (age >= FLUSH_AGE || full || urged.is_some()) && !job.flushing => {
                 job.flushing = true;
                 tokio::task::spawn_local(self.clone().flush(stay));
             }
@@ -246,6 +257,7 @@ impl Worker {
         if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
             job.busy = false;
             job.handing = None;
+            job.handed = job.handed.max(lsn);
         }
     }
 

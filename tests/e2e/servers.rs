@@ -562,3 +562,88 @@ fn shard_channels_are_on_the_server_of_their_slot_and_their_clients_hear_when_it
     }
     assert_eq!(moved, 2);
 }
+
+/// A redirection would send the client round in a circle: its keys are here, the other one is there.
+#[test]
+fn a_script_that_names_a_key_of_another_server_gets_an_error_that_it_may_catch() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(2);
+    let mut plain = servers[0].client();
+    let is_here = |plain: &mut redis::Connection, key: &String| {
+        redis::cmd("GET").arg(key).query::<Option<String>>(plain).is_ok()
+    };
+    let keys: Vec<String> = (0..50).map(|n| format!("key:{n}")).collect();
+    let (here, there): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|key| is_here(&mut plain, key));
+    let mut eval = |script: &str, key: Option<&String>| {
+        let mut command = redis::cmd("EVAL");
+        command.arg(script).arg(usize::from(key.is_some())).arg(key).arg(&there[0]);
+        command.query::<String>(&mut plain).map_err(|error| error.to_string())
+    };
+    for declared in [None, Some(&here[0])] {
+        let error = eval("return redis.call('SET', ARGV[1], 'x')", declared);
+        let error = error.expect_err("not here");
+        assert!(error.contains("non local key in a cluster node script"), "{error}");
+        let caught = eval("redis.pcall('SET', ARGV[1], 'x') return 'caught'", declared);
+        assert_eq!(caught.as_deref(), Ok("caught"));
+    }
+    let error = eval("return redis.call('SET', KEYS[1], 'x')", Some(&there[0]));
+    let error = error.expect_err("not here");
+    assert!(error.to_uppercase().contains("MOVED"), "{error}");
+}
+
+#[test]
+fn checkpoints_are_refused_where_no_server_has_all_the_data() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(1);
+    let mut plain = servers[0].client();
+    for words in [&["BGSAVE"][..], &["SAVE"], &["BGREWRITEAOF"], &["FLAGSTONE", "CHECKPOINT"]] {
+        let refused = redis::cmd(words[0]).arg(&words[1..]).query::<Value>(&mut plain);
+        let error = refused.expect_err("refused").to_string();
+        assert!(error.contains("do not work in a cluster"), "{words:?}: {error}");
+    }
+    let store = cluster.store();
+    let copy = format!("{store}-copy");
+    for words in [
+        &["checkpoints", "--dir", &store][..],
+        &["backup", "--dir", &store, "--to", &copy],
+        &["branch", "--dir", &store, "--to", &copy],
+    ] {
+        let output = run(words);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {error}");
+        assert!(error.contains("is the data of a cluster"), "{words:?}: {error}");
+    }
+}
+
+/// There is something new to flush at each look.
+#[test]
+fn a_shard_that_is_written_to_all_the_time_moves() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(2);
+    let all: Vec<&Server> = servers.iter().collect();
+    let (mut writing, mut reading) = (client(&all), client(&all));
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let key = "counter";
+    let slot = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u64>(&mut all[0].client());
+    let shard = (slot.expect("a slot") * 6 / 16384).to_string();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut number = 0;
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                number = writing.incr::<_, _, u64>(key, 1).expect("answered");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            number
+        });
+        for server in [all[0], all[1], all[0]] {
+            let (begun, to) = (Instant::now(), format!("127.0.0.1:{}", server.port()));
+            cluster.told(&["move", &shard, "--to", &to]);
+            // A shard that cannot be flushed ahead is given away all the same after ten seconds.
+            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        let number = writer.join().expect("it went on");
+        assert_eq!(reading.get::<_, u64>(key).expect("a number"), number);
+    });
+}

@@ -2,6 +2,7 @@
 
 use super::naming::{find, named, named_life};
 use super::{ClusterMaps, ClusterPlace};
+use crate::membership::tell_of;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use flagstone_storage::cluster::{
@@ -131,13 +132,16 @@ fn want(draft: &mut MapDraft, shards: &BTreeSet<u16>, to: Option<&str>) -> Resul
     if is_new { Ok(()) } else { Err(MoveRefusal::Nothing) }
 }
 
-/// Changes the map, unless it is so already, and returns the newest one.
+/// Changes the map, unless it is so already, tells the servers, and returns the newest one.
 async fn change(
     maps: &ClusterMaps,
     steps: impl FnMut(&mut MapDraft) -> Result<(), MoveRefusal>,
 ) -> Result<Arc<ClusterMap>> {
     match maps.store.amend(steps).await {
-        Ok(map) => Ok(map),
+        Ok(map) => {
+            tell_of(&map).await;
+            Ok(map)
+        }
         Err(AmendError::Refused(MoveRefusal::Nothing) | AmendError::NoMap) => maps.newest().await,
         Err(AmendError::Refused(MoveRefusal::Because(error))) => Err(error),
         Err(AmendError::Unknown { error, .. }) => {
@@ -168,7 +172,7 @@ impl Moves {
             } else if !is_there(shard.moving_to) {
                 self.called_off += 1;
                 say!(
-                    "shard {}: the move was called off, as a server has ended or leaves",
+                    "shard {}: the move was called off, by another one that was asked for, or as a server has ended or leaves",
                     shard.id
                 );
             }

@@ -16,7 +16,7 @@ use flagstone_storage::cluster::NodeId;
 use flagstone_storage::slot::{SLOTS, slot_of};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
-use show::all_nodes;
+use show::{ShownNode, all_nodes};
 use std::sync::Arc;
 
 const DISABLED: &str = "ERR This instance has cluster support disabled";
@@ -44,15 +44,18 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
     let nodes = all_nodes(cx, &settings);
-    let owned: usize = nodes.iter().flat_map(|node| &node.slots).map(|slots| slots.len()).sum();
+    let slots = |node: &ShownNode| node.slots.iter().map(|slots| slots.len()).sum::<usize>();
+    let owned: usize = nodes.iter().map(slots).sum();
+    let silent: usize = nodes.iter().filter(|node| !node.is_connected).map(slots).sum();
+    let answering = owned - silent;
     let state = if owned == usize::from(SLOTS) { "ok" } else { "fail" };
     let size = nodes.iter().filter(|node| !node.slots.is_empty()).count();
     let epoch = cx.node.cluster.as_ref().map_or(1, |cluster| cluster.map().number());
     let known = nodes.len();
     let (sent, received, dropped) = servers::messages(cx);
     let text = format!(
-        "cluster_state:{state}\r\ncluster_slots_assigned:{owned}\r\ncluster_slots_ok:{owned}\r\n\
-        cluster_slots_pfail:0\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{known}\r\n\
+        "cluster_state:{state}\r\ncluster_slots_assigned:{owned}\r\ncluster_slots_ok:{answering}\r\n\
+        cluster_slots_pfail:{silent}\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{known}\r\n\
         cluster_size:{size}\r\ncluster_current_epoch:{epoch}\r\ncluster_my_epoch:{epoch}\r\n\
         cluster_stats_messages_sent:{sent}\r\ncluster_stats_messages_received:{received}\r\n\
         total_cluster_links_buffer_limit_exceeded:{dropped}\r\n"
@@ -206,11 +209,11 @@ fn show_help(out: &mut Reply) {
             ("LINKS", "Return the links by which messages go to other nodes."),
             ("MYID", "Return the node id."),
             ("MYSHARDID", "Return the node's shard id."),
-            ("NODES", "Return the one node, which owns all slots, as a line of text."),
+            ("NODES", "Return the nodes with their slots, each as a line of text."),
             ("REPLICAS <node-id>", "Return <node-id> replicas: there are none."),
-            ("SHARDS", "Return the one shard with its node."),
+            ("SHARDS", "Return the shards, each with its node and slots."),
             ("SLOT-STATS", "Return an array of slot usage statistics."),
-            ("SLOTS", "Return the one range of slots with its node."),
+            ("SLOTS", "Return the ranges of slots, each with its node."),
         ],
     );
 }

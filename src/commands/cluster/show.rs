@@ -25,7 +25,7 @@ pub(super) struct ShownNode {
     id: String,
     is_myself: bool,
     /// False if it does not answer.
-    is_connected: bool,
+    pub(super) is_connected: bool,
     /// The greatest number of a map that gave it a shard.
     epoch: u64,
     /// The slots that it owns, in order.

@@ -13,6 +13,14 @@ use std::path::Path;
 
 const IN_PROGRESS: &str = "ERR Background save already in progress";
 
+const SHARED: &str =
+    "ERR checkpoints, and what is made of them, do not work in a cluster of several servers";
+
+/// Refuses a command on checkpoints on a server of a cluster: no server has all the data.
+fn alone(cx: &Call<'_>) -> Result<(), &'static str> {
+    if cx.node.cluster.is_some() { Err(SHARED) } else { Ok(()) }
+}
+
 /// `LASTSAVE`: the time at which the last checkpoint was finished; before the first one, the time
 /// of the start.
 fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
@@ -23,6 +31,7 @@ fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `BGSAVE [SCHEDULE | CANCEL]`
 fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    alone(cx)?;
     match args.len() {
         1 => {}
         2 if is_word(arg(args, 1)?, "schedule") => {}
@@ -42,6 +51,7 @@ fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 /// `BGREWRITEAOF`: takes a checkpoint, so that a start has few records to replay, as after a
 /// rewrite of the reference's file.
 fn bgrewriteaof(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    alone(cx)?;
     if begin(cx.node).is_none() {
         return Err("ERR Background append only file rewriting already in progress".into());
     }
@@ -60,6 +70,7 @@ fn cancel(cx: &mut Call<'_>) -> CallOutcome {
 /// `SAVE`: only this connection waits.
 fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
+        alone(cx)?;
         let taking = begin(cx.node).ok_or(IN_PROGRESS)?;
         match taking.await {
             Ok(Ok(_)) => cx.out.ok(),
@@ -72,6 +83,7 @@ fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 /// `FLAGSTONE CHECKPOINT`: takes a checkpoint, and replies with its id once it is complete.
 fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
+        alone(cx)?;
         let taken = take_new(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
         cx.out.bulk_str(&taken.id);
         Ok(())
@@ -81,6 +93,7 @@ fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 /// `FLAGSTONE CHECKPOINTS`: lists the checkpoints, oldest first.
 fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
+        alone(cx)?;
         let catalog = Catalog::of(&cx.node.checkpoints.source.store);
         let listing = cx.node.background.spawn(async move { catalog.list().await });
         let all = listing.await.map_err(|_| "ERR the server is shutting down")?;
@@ -105,6 +118,7 @@ fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 /// the files with rows, so it is on the same disk or in the same bucket.
 fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
+        alone(cx)?;
         let allowed = cx.worker.settings().enable_protected_configs;
         if !allowed.allows(cx.session.client.is_local()) {
             return Err("ERR FLAGSTONE BRANCH writes a directory: it is allowed by \

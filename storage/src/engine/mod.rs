@@ -56,7 +56,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use ticks::EngineClock;
+use ticks::{EngineClock, Hurry};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Minimum and maximum size of a memtable in bytes before it is flushed: smaller ones would leave
@@ -101,6 +101,8 @@ struct OpenDb {
     written: Arc<AtomicU64>,
     /// State of its writes.
     writes: Arc<Writes>,
+    /// How soon merges should begin.
+    hurry: Arc<Hurry>,
     /// Point reads in its files.
     points: Arc<Points>,
     /// Its running reads.
@@ -370,9 +372,18 @@ impl Engine {
     /// Returns the part of the room for files of level 0 that is in use: 1 when the engine cannot
     /// flush any more.
     pub fn level0_use(&self) -> f64 {
+        self.level0() as f64 / MAX_LEVEL0 as f64
+    }
+
+    /// Has merges begin sooner if many files of level 0 wait.
+    pub fn hurry_if_crowded(&self) {
+        self.opened().hurry.set(self.level0() >= scheduler::LEVEL0_MANY);
+    }
+
+    /// Returns the number of files of level 0.
+    fn level0(&self) -> usize {
         let status = self.db().subscribe();
-        let files = status.borrow().current_manifest.l0().len();
-        files as f64 / MAX_LEVEL0 as f64
+        status.borrow().current_manifest.l0().len()
     }
 
     /// Returns the sequence number up to which writes are flushed.
@@ -452,7 +463,8 @@ impl How {
         if merges.iter().any(|merges| merges.recent_compactions().any(|merge| merge.active())) {
             writes.changes().note_ahead(stale_after(upkeep));
         }
-        let clock = EngineClock::new(&self.clock, upkeep, &writes);
+        let hurry = Arc::default();
+        let clock = EngineClock::new(&self.clock, upkeep, &writes, &hurry);
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let meters = Arc::new(Meters::default());
         let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
@@ -500,7 +512,7 @@ impl How {
             tokio::spawn(follower.run());
         }
         let (written, clean) = (Arc::default(), Arc::default());
-        Ok(OpenDb { db, files, garbage, written, writes, points, readers, meters, clean })
+        Ok(OpenDb { db, files, garbage, written, writes, hurry, points, readers, meters, clean })
     }
 
     /// Returns true if files are held open for point reads.

@@ -33,7 +33,7 @@ const LEVEL0_LEAST: usize = 4;
 const LEVEL0_AT_ONCE: usize = 16;
 
 /// Number of waiting files of level 0 from which on merges of runs are put off.
-const LEVEL0_MANY: usize = 24;
+pub(super) const LEVEL0_MANY: usize = 24;
 
 /// Number of upper runs from which on some of them are merged; the second number holds while many
 /// files of level 0 wait.

@@ -9,6 +9,11 @@
 //! checks find nothing, and are made rarely ([`QuietIntervals`]); the next change wakes all tasks
 //! whose usual interval has passed.
 //!
+//! If many files of level 0 wait to be merged ([`Hurry`]), the checks of the first three tasks are made
+//! often: from a flush to the end of a merge each takes its turn, and at the usual interval of a bucket
+//! that would be longer than a shard of a cluster may stay with one owner, so that the files grew to
+//! the limit at which nothing is flushed.
+//!
 //! No rule of safety needs the checks. A former owner is kept from storing anything by the numbers
 //! of manifests and lists of merges, each of which is created once; it learns from them that it
 //! was replaced, at its next write or at its next check. What it may answer is up to the lease
@@ -23,6 +28,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Number of checks that are made after a change of the store before it counts as quiet. Each step
 /// from a flush to the end of a merge is a change, so one would do.
@@ -57,6 +63,26 @@ impl QuietIntervals {
     pub(super) const BUCKET: Self = Self { poll: QUIET_POLL, collect: QUIET_COLLECT };
 }
 
+/// Interval of checks while many files of level 0 wait.
+const HURRIED: Duration = Duration::from_millis(250);
+
+/// True while merges should begin as soon as possible.
+#[derive(Debug, Default)]
+pub(super) struct Hurry(watch::Sender<bool>);
+
+impl Hurry {
+    pub(super) fn set(&self, hurry: bool) {
+        self.0.send_if_modified(|now| std::mem::replace(now, hurry) != hurry);
+    }
+
+    /// Waits until merges should begin, and for a short interval then.
+    async fn interval(&self, timer: &DefaultSystemClock) {
+        // The sender lives as long as this.
+        let _ = self.0.subscribe().wait_for(|hurry| *hurry).await;
+        timer.sleep(HURRIED).await;
+    }
+}
+
 /// The clock given to SlateDB: a [`Clock`], which does not step back (a clock that does closes the
 /// writer).
 #[derive(Debug)]
@@ -69,10 +95,16 @@ pub(super) struct EngineClock {
 
 impl EngineClock {
     /// Returns the clock of an engine whose writes to its store are these.
-    pub(super) fn new(clock: &Clock, upkeep: &Upkeep, writes: &Arc<Writes>) -> Self {
+    pub(super) fn new(
+        clock: &Clock,
+        upkeep: &Upkeep,
+        writes: &Arc<Writes>,
+        hurry: &Arc<Hurry>,
+    ) -> Self {
         let ticks = |after: Duration, interval: fn(&QuietIntervals) -> Duration| EngineTicks {
             clock: clock.clone(),
             timer: DefaultSystemClock::new(),
+            hurry: None,
             quiet: upkeep.quiet.as_ref().map(|quiet| QuietStore {
                 writes: writes.clone(),
                 after,
@@ -80,8 +112,9 @@ impl EngineClock {
             }),
         };
         let kept = upkeep.keep_files.unwrap_or_default();
+        let polls = ticks(quiet_after(upkeep), |quiet| quiet.poll);
         Self {
-            polls: ticks(quiet_after(upkeep), |quiet| quiet.poll),
+            polls: EngineTicks { hurry: Some(hurry.clone()), ..polls },
             collections: ticks(kept + ROUNDS * upkeep.collect, |quiet| quiet.collect),
             collect: upkeep.collect,
         }
@@ -119,6 +152,21 @@ struct EngineTicks {
     timer: DefaultSystemClock,
     /// `None`: they never do.
     quiet: Option<QuietStore>,
+    /// `None`: they are never shorter.
+    hurry: Option<Arc<Hurry>>,
+}
+
+impl EngineTicks {
+    /// Sleeps for an interval of checks, and for longer while the store is quiet.
+    async fn usual(&self, duration: Duration) {
+        self.timer.sleep(duration).await;
+        if let Some(quiet) = &self.quiet {
+            let recent = quiet.writes.changes().until_recent(quiet.after);
+            let rest = quiet.interval.saturating_sub(duration);
+            // The time limit is how long it may be quiet.
+            let _ = tokio::time::timeout(rest, recent).await;
+        }
+    }
 }
 
 impl SystemClock for EngineTicks {
@@ -129,12 +177,12 @@ impl SystemClock for EngineTicks {
 
     fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(async move {
-            self.timer.sleep(duration).await;
-            if let Some(quiet) = &self.quiet {
-                let recent = quiet.writes.changes().until_recent(quiet.after);
-                let rest = quiet.interval.saturating_sub(duration);
-                // The time limit is how long it may be quiet.
-                let _ = tokio::time::timeout(rest, recent).await;
+            match &self.hurry {
+                Some(hurry) => tokio::select! {
+                    () = self.usual(duration) => {}
+                    () = hurry.interval(&self.timer) => {}
+                },
+                None => self.usual(duration).await,
             }
         })
     }

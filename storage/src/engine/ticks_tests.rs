@@ -27,12 +27,21 @@ struct LoneEngine {
 
 impl LoneEngine {
     fn open(store: &Arc<InMemory>, quiet: Duration, merges: &MergePermits) -> Self {
+        Self::polling(store, POLL, quiet, merges)
+    }
+
+    fn polling(
+        store: &Arc<InMemory>,
+        poll: Duration,
+        quiet: Duration,
+        merges: &MergePermits,
+    ) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let upkeep = Upkeep {
             least_garbage: 64 << 10,
-            poll: POLL,
+            poll,
             collect: NEVER / 2,
             quiet: Some(QuietIntervals { poll: quiet, collect: NEVER }),
             merges: merges.clone(),
@@ -89,6 +98,20 @@ fn a_quiet_store_is_not_asked_and_merges_begin_at_once_after_a_flush() {
         lone.flush_files();
         lone.wait_until("the files are not merged", |lone| lone.level0() == 0);
     }
+}
+
+/// A shard that changes hands often leaves some files with each owner.
+#[test]
+fn merges_begin_soon_if_many_files_wait() {
+    let store = Arc::new(InMemory::new());
+    let lone = LoneEngine::polling(&store, NEVER / 4, NEVER / 4, &one_merge());
+    (0..scheduler::LEVEL0_MANY - 1).for_each(|n| lone.flush_row(n as u8).unwrap());
+    lone.engine.hurry_if_crowded();
+    std::thread::sleep(QUIET);
+    assert_eq!(lone.level0(), scheduler::LEVEL0_MANY - 1, "nothing is asked before its time");
+    lone.flush_row(u8::MAX).unwrap();
+    lone.engine.hurry_if_crowded();
+    lone.wait_until("the files are not merged", |lone| lone.level0() < scheduler::LEVEL0_MANY);
 }
 
 #[test]

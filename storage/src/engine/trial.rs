@@ -37,7 +37,7 @@ pub(crate) async fn try_engine(
     let clock = Clock::default();
     clock.at_least(u64::try_from(manifest.last_l0_clock_tick()).unwrap_or(0));
     let upkeep = Upkeep::default();
-    let clock = EngineClock::new(&clock, &upkeep, &Arc::default());
+    let clock = EngineClock::new(&clock, &upkeep, &Arc::default(), &Arc::default());
     // No merge or collection runs meanwhile.
     let settings = Settings { garbage_collector_options: None, ..engine_settings(&upkeep) };
     let opening = Db::builder(engine.root().clone(), engine.store())

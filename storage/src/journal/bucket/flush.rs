@@ -249,7 +249,7 @@ impl BucketShared {
                 Ok(Err(error)) => cause(&error),
                 Err(_) => {
                     patience = (2 * patience).min(LONGEST_ATTEMPT);
-                    format!("it has not answered within {} s", limit.as_secs())
+                    format!("it has not answered within {} s", limit.as_secs_f32())
                 }
             };
             self.has_trouble(trouble);
