@@ -76,9 +76,13 @@ struct Handled {
 
 /// A task's result.
 enum ShardChange {
-    /// These shards were taken, and lack rows of other journals, or anything at all, in their engines
-    /// until these have flushed up to an lsn; `None`: they lack nothing.
-    Taken(Option<Lsn>),
+    /// The shards were taken, and lack rows of other journals, or anything at all, in their engines
+    /// until these have flushed up to an lsn; `None`: they lack nothing. Those in `refused` were not,
+    /// each for a reason.
+    Taken {
+        up_to: Option<Lsn>,
+        refused: Vec<(u16, String)>,
+    },
     Given,
 }
 
@@ -390,16 +394,24 @@ impl Agent {
             self.busy.remove(shard);
         }
         match outcome {
-            Ok(ShardChange::Taken(up_to)) => {
-                let lacking = up_to.map(|lsn| shards.iter().map(move |id| (*id, lsn)));
-                self.adopted.extend(lacking.into_iter().flatten());
+            Ok(ShardChange::Taken { up_to, refused }) => {
+                let is_taken = |id: &&u16| refused.iter().all(|(other, _)| other != *id);
+                if let Some(lsn) = up_to {
+                    self.adopted.extend(shards.iter().filter(is_taken).map(|id| (*id, lsn)));
+                }
+                for (shard, why) in refused {
+                    self.try_again(&[shard], &why);
+                }
             }
             Ok(ShardChange::Given) => {}
-            Err(error) => {
-                self.warn(format!("shards {shards:?} do not change hands yet: {error:#}"));
-                let at = Instant::now() + RETRY * self.lease();
-                self.again.extend(shards.iter().map(|id| (*id, at)));
-            }
+            Err(error) => self.try_again(&shards, &format!("{error:#}")),
         }
+    }
+
+    /// Notes that shards did not change hands: they are tried again after a pause.
+    fn try_again(&mut self, shards: &[u16], why: &str) {
+        self.warn(format!("shards {shards:?} do not change hands yet: {why}"));
+        let at = Instant::now() + RETRY * self.lease();
+        self.again.extend(shards.iter().map(|id| (*id, at)));
     }
 }

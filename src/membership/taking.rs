@@ -3,7 +3,7 @@
 use super::{Seated, ShardChange, on_worker};
 use crate::cluster::ServedState;
 use crate::worker::Worker;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use flagstone_storage::cluster::{GivenShard, MapShard};
 use flagstone_storage::journal::Lsn;
 use std::rc::Rc;
@@ -20,17 +20,20 @@ pub(super) async fn take(own: Seated, entries: Vec<MapShard>) -> Result<ShardCha
     let taken = own.seat.take(&given).await?;
     let adopted = taken.iter().map(|one| one.adopted).max();
     let is_whole = given.iter().all(|(one, _)| one.journals.is_empty() && one.is_begun);
+    let (mut served, mut refused) = (Vec::new(), Vec::new());
     for one in taken {
         let id = one.shard.id;
         let attach = move |worker: Rc<Worker>| async move { worker.attach_shard(one.shard).await };
-        if let Err(refused) = on_worker(&own, id, attach).await? {
-            bail!("shard {id} cannot be served: {}", refused.why);
+        match on_worker(&own, id, attach).await? {
+            Ok(()) => {
+                own.cluster.set(id, ServedState::Served);
+                served.push(id);
+            }
+            Err(why) => refused.push((id, why.why.to_string())),
         }
-        own.cluster.set(id, ServedState::Served);
     }
-    let shards: Vec<u16> = entries.iter().map(|entry| entry.id).collect();
-    tracing::info!(?shards, "serving shards");
-    Ok(ShardChange::Taken(adopted.filter(|_| !is_whole)))
+    tracing::info!(shards = ?served, "serving shards");
+    Ok(ShardChange::Taken { up_to: adopted.filter(|_| !is_whole), refused })
 }
 
 /// Has a shard flushed soon up to an lsn, and returns the lsn up to which everything is; `None`: it is not here.

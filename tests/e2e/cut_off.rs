@@ -80,9 +80,10 @@ fn nobody_takes_over_while_the_bucket_answers_nobody() {
     let all = servers();
     fill(&mut client(&of(&all)), 1);
     let lives = |all: &[(Server, Bucket)]| {
-        let life = |server| asked(server, ["INFO", "cluster"]);
+        let life = |server| asked(server, ["INFO", "everything"]);
         let line = |text: String| {
-            text.lines().find(|it| it.starts_with("cluster_life:")).map(str::to_owned)
+            let life = text.lines().find(|it| it.starts_with("cluster_life:"));
+            life.expect("the server's life").to_owned()
         };
         of(all).into_iter().map(|server| line(life(server))).collect::<Vec<_>>()
     };
