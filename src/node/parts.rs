@@ -3,7 +3,7 @@
 use super::{Budget, ChangeListeners, ListenChange, Pace, Squeeze, StartFacts, WorkerStats};
 use crate::acl::{Accounts, DenialLog};
 use crate::commandlog::CommandLogs;
-use crate::functions::Functions;
+use crate::functions::{Functions, SharedLibraries};
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
@@ -32,6 +32,8 @@ pub struct Broadcast {
 pub struct Code {
     pub scripts: Scripts,
     pub functions: Functions,
+    /// The libraries of its cluster of several servers, if it is in one.
+    pub shared: Option<Arc<SharedLibraries>>,
     /// Permits for units that run on threads of their own.
     pub detached_permits: Semaphore,
 }

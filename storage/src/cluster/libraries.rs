@@ -98,7 +98,8 @@ impl TryFrom<String> for LibrariesId {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        Self::parse(&text).ok_or("the id of libraries has 20 digits, `-`, and 32 hexadecimal digits")
+        Self::parse(&text)
+            .ok_or("the id of libraries has 20 digits, `-`, and 32 hexadecimal digits")
     }
 }
 
