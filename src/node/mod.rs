@@ -43,10 +43,9 @@ use crate::command::{Outcome, Request, RoundError};
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::followers::{Followers, max_lag_s};
-use crate::functions::{Functions, SharedLibraries};
+use crate::functions::SharedLibraries;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
-use crate::scripts::Scripts;
 use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
@@ -170,14 +169,9 @@ impl Node {
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             monitors: Arc::default(),
         };
-        let (seat, cluster) = parts.joined.unzip();
-        let shared = seat.zip(cluster.clone()).map(SharedLibraries::new);
-        let code = Code {
-            scripts: Scripts::new(budget.scripts, budget.script_vm),
-            functions: Functions::new(parts.stored.libraries, budget.functions)?,
-            shared: shared.map(Arc::new),
-            detached_permits: Semaphore::new(MAX_DETACHED),
-        };
+        let cluster = parts.joined.as_ref().map(|(_, cluster)| cluster.clone());
+        let shared = parts.joined.map(SharedLibraries::new);
+        let code = Code::new(parts.stored.libraries, shared, &budget)?;
         let figures = Figures {
             stats: (0..workers).map(|_| Arc::default()).collect(),
             rates: Rates::default(),
