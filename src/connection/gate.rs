@@ -25,7 +25,7 @@ pub(super) enum Admitted {
     Wait,
     /// It writes, and there is no room for its rows yet.
     NoRoom,
-    /// What it needs is not here yet.
+    /// A part of this server that it needs is not here yet.
     Soon(ExpectedPart),
     /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
