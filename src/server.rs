@@ -245,7 +245,7 @@ fn serve(
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         stored: stored_state(&mut opened),
-        cluster: joined.as_ref().map(|(_, cluster)| cluster.clone()),
+        joined: joined.clone(),
         surroundings,
     };
     let node = Arc::new(new_node(parts, opened.replayed, supervisor.is_some())?);

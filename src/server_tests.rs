@@ -70,7 +70,7 @@ impl TestServer {
             next_generation: opened.generations.next,
             requests: [&opened.store, &opened.journal_place].map(|at| at.requests().clone()),
             stored: stored_state(&mut opened),
-            cluster: None,
+            joined: None,
             surroundings,
         });
         let node = Arc::new(node.unwrap());

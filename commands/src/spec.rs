@@ -361,6 +361,8 @@ bitflags! {
         const ENDS_STREAM = 1 << 26;
         /// Is part of no transaction and no script: it waits for others, and cannot be undone.
         const ALONE = 1 << 27;
+        /// Runs or shows functions: in a cluster it waits until their libraries are loaded.
+        const LIBRARIES = 1 << 28;
     }
 
     /// ACL categories, in the order of ACL CAT's reply.
@@ -422,6 +424,7 @@ const HIDDEN: CommandFlags = flag!(
         | ENDS_PAUSE
         | ENDS_STREAM
         | ALONE
+        | LIBRARIES
 );
 
 /// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a

@@ -8,12 +8,14 @@
 mod link;
 mod messages;
 mod proof;
+#[cfg(test)]
+mod tests;
 
 use flagstone_storage::Layout;
-use flagstone_storage::cluster::{ClusterMap, Life, MapMember, NodeAddress, NodeId};
+use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -22,7 +24,7 @@ pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use proof::{is_proven, prove};
 
-/// How long a command waits for a shard that changes hands.
+/// How long a command waits for a shard that changes hands, or for libraries of functions.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The states of a shard.
@@ -52,6 +54,15 @@ pub enum SlotOwner {
     Nobody,
 }
 
+/// A part of this server that a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpectedPart {
+    /// The shard of this slot, which changes hands.
+    Slot(u16),
+    /// The libraries of functions that the map names.
+    Libraries,
+}
+
 /// See the module's description.
 pub struct Cluster {
     node: NodeId,
@@ -63,6 +74,10 @@ pub struct Cluster {
     going: Mutex<BTreeMap<u16, NodeAddress>>,
     /// Other servers that do not answer.
     silent: RwLock<BTreeSet<Life>>,
+    /// The libraries of functions that are loaded, ...
+    libraries: Mutex<Option<LibrariesId>>,
+    /// ... and true if the map names others.
+    lacks_libraries: AtomicBool,
     /// The greatest number of a map that another server has named.
     hint: AtomicU64,
     /// Notified when the map or a state changes, ...
@@ -79,9 +94,10 @@ impl Cluster {
     /// Creates the state of a server that has joined with a map, and serves nothing yet.
     pub fn new(node: NodeId, life: Life, layout: Arc<Layout>, map: Arc<ClusterMap>) -> Self {
         let shards = (0..layout.shards).map(|_| AtomicU8::new(ELSEWHERE)).collect();
+        let lacks_libraries = AtomicBool::new(map.functions().is_some());
         let (map, going, hint) = (RwLock::new(map), Mutex::default(), AtomicU64::new(0));
         let (changed, hinted) = (Notify::new(), Notify::new());
-        let silent = RwLock::default();
+        let (silent, libraries) = (RwLock::default(), Mutex::default());
         let (messages, links) = (MessageQueues::default(), Mutex::default());
         Self {
             node,
@@ -91,6 +107,8 @@ impl Cluster {
             shards,
             going,
             silent,
+            libraries,
+            lacks_libraries,
             hint,
             changed,
             hinted,
@@ -118,8 +136,49 @@ impl Cluster {
         if known.number() < map.number() {
             *known = map.clone();
         }
+        self.compare_libraries(&known, &self.loaded());
         drop(known);
         self.changed.notify_waiters();
+    }
+
+    /// Notes which libraries of functions are loaded.
+    pub fn set_libraries(&self, id: Option<LibrariesId>) {
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded();
+        *loaded = id;
+        self.compare_libraries(&map, &loaded);
+        drop((loaded, map));
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the libraries of functions that are loaded.
+    pub fn libraries(&self) -> Option<LibrariesId> {
+        *self.loaded()
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Option<LibrariesId>> {
+        self.libraries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn compare_libraries(&self, map: &ClusterMap, loaded: &Option<LibrariesId>) {
+        self.lacks_libraries.store(map.functions() != *loaded, Ordering::Release);
+    }
+
+    /// Returns true if the newest map that is known names libraries of functions that are not loaded.
+    #[inline]
+    pub fn lacks_libraries(&self) -> bool {
+        self.lacks_libraries.load(Ordering::Acquire)
+    }
+
+    /// Waits until libraries of functions are to be loaded.
+    pub async fn until_libraries_change(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.lacks_libraries() {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Notes that another server has named a map.
@@ -227,11 +286,26 @@ impl Cluster {
         }
     }
 
-    /// Waits until it is known where a command on a slot belongs, at most until `limit`.
-    pub async fn until_settled(&self, slot: u16, limit: Instant) {
+    /// Returns the error of a command that has waited in vain. `secured`: the client uses TLS.
+    pub fn late(&self, awaited: ExpectedPart, secured: bool) -> String {
+        match awaited {
+            ExpectedPart::Slot(slot) => self.refusal(slot, secured),
+            ExpectedPart::Libraries => {
+                "TRYAGAIN The libraries of functions are not loaded yet".to_owned()
+            }
+        }
+    }
+
+    /// Waits until a command need not wait any more, at most until `limit`: it is known where its slot
+    /// belongs, or the libraries are loaded.
+    pub async fn until_settled(&self, awaited: ExpectedPart, limit: Instant) {
         loop {
             let changed = self.changed.notified();
-            if self.owner_of(slot) != SlotOwner::Soon || Instant::now() >= limit {
+            let waits = match awaited {
+                ExpectedPart::Slot(slot) => self.owner_of(slot) == SlotOwner::Soon,
+                ExpectedPart::Libraries => self.lacks_libraries(),
+            };
+            if !waits || Instant::now() >= limit {
                 return;
             }
             let _ = tokio::time::timeout_at(limit, changed).await;

@@ -120,18 +120,18 @@ impl Connection {
                 }
                 Admitted::Hostile => return Ok(Settled::CLOSING),
                 Admitted::NoRoom => self.worker.node.health.room_or_refusal().await,
-                Admitted::Soon(slot) => {
+                Admitted::Soon(awaited) => {
                     let node = self.worker.node.clone();
                     let Some(cluster) = &node.cluster else { continue };
                     let limit = *patience.get_or_insert_with(|| Deadline::now() + PATIENCE);
                     if Deadline::now() >= limit {
                         let secured = self.session.client.is(ClientState::SECURED);
-                        let refusal = Refusal::Redirect(cluster.refusal(slot, secured));
+                        let refusal = Refusal::Redirect(cluster.late(awaited, secured));
                         let text = self.refused(args, refusal);
                         out.error(&text);
                         return Ok(Settled::REFUSED);
                     }
-                    self.wire().keep_until(cluster.until_settled(slot, limit)).await?;
+                    self.wire().keep_until(cluster.until_settled(awaited, limit)).await?;
                 }
                 Admitted::Wait => {
                     let node = self.worker.node.clone();

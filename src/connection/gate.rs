@@ -2,7 +2,7 @@
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
 use crate::clients::ClientState;
-use crate::cluster::SlotOwner;
+use crate::cluster::{ExpectedPart, SlotOwner};
 use crate::command::{Command, aborted_by, registry};
 use crate::config::Settings;
 use crate::followers::FailoverStep;
@@ -25,8 +25,8 @@ pub(super) enum Admitted {
     Wait,
     /// It writes, and there is no room for its rows yet.
     NoRoom,
-    /// The shard of this slot changes hands.
-    Soon(u16),
+    /// A part of this server that it needs is not here yet.
+    Soon(ExpectedPart),
     /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
 }
@@ -85,8 +85,18 @@ fn crosses_slots(session: &Session, command: &Command, args: Args<'_>) -> bool {
     })
 }
 
+/// Returns true if a command, or a queued one if it is EXEC, runs or shows functions.
+fn needs_libraries(session: &Session, command: &Command) -> bool {
+    match session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC))) {
+        None => command.spec.has(flag!(LIBRARIES)),
+        Some(transaction) => {
+            queued(transaction.args()).any(|it| it.command.spec.has(flag!(LIBRARIES)))
+        }
+    }
+}
+
 /// Returns the decision on a command of which not all keys are in one slot, in a cluster, or whose
-/// slot this server does not serve.
+/// slot this server does not serve, or that needs libraries of functions which are not loaded yet.
 fn elsewhere(
     session: &Session,
     node: &Node,
@@ -102,18 +112,20 @@ fn elsewhere(
         Some(transaction) => {
             queued(transaction.args()).flat_map(|q| q.command.slots(q.args)).next()
         }
-    }?;
-    if cluster.serves(slot) {
-        return None;
-    }
-    let secured = session.client.is(ClientState::SECURED);
-    Some(match cluster.owner_of(slot) {
-        SlotOwner::Here => return None,
-        SlotOwner::Soon => Admitted::Soon(slot),
-        SlotOwner::There(_) | SlotOwner::Nobody => {
-            Admitted::Refused(Refusal::Redirect(cluster.refusal(slot, secured)))
+    };
+    if let Some(slot) = slot.filter(|slot| !cluster.serves(*slot)) {
+        let secured = session.client.is(ClientState::SECURED);
+        match cluster.owner_of(slot) {
+            SlotOwner::Here => {}
+            SlotOwner::Soon => return Some(Admitted::Soon(ExpectedPart::Slot(slot))),
+            SlotOwner::There(_) | SlotOwner::Nobody => {
+                let refusal = Refusal::Redirect(cluster.refusal(slot, secured));
+                return Some(Admitted::Refused(refusal));
+            }
         }
-    })
+    }
+    let lacks = cluster.lacks_libraries() && needs_libraries(session, command);
+    lacks.then_some(Admitted::Soon(ExpectedPart::Libraries))
 }
 
 fn are_different(mut slots: impl Iterator<Item = u16>) -> bool {

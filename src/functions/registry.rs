@@ -105,6 +105,11 @@ impl Libraries {
         self.by_name.get(name)
     }
 
+    /// Returns the library with exactly this code.
+    pub fn with_code(&self, code: &[u8]) -> Option<&Arc<Library>> {
+        self.iter().find(|library| *library.code == *code)
+    }
+
     /// Returns the function with a name, ignoring case.
     pub fn function(&self, name: &[u8]) -> Option<Found<'_>> {
         let (library, at) = self.functions.get(&*name.to_ascii_lowercase())?;
@@ -250,9 +255,34 @@ impl Edit {
         gone.map(|old| (&*old.name, None)).chain(new).collect()
     }
 
-    /// Puts the change, which is stored, into effect.
-    pub fn finish(self, functions: &Functions) {
+    /// Replaces all libraries by those of stored rows, whatever memory they take: a library of the same
+    /// row stays what it is. Fails with the error text if the rows cannot be together.
+    pub fn replace(&mut self, rows: Vec<Row>) -> Result<(), String> {
+        let libraries: Vec<Arc<Library>> = rows
+            .into_iter()
+            .map(|row| match self.before.get(&row.name) {
+                Some(library) if library.row == row => library.clone(),
+                _ => Arc::new(Library::new(row)),
+            })
+            .collect();
+        self.next.add(&libraries, Policy::Flush)
+    }
+
+    /// Returns the rows of all libraries with the changes so far.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &Row> {
+        self.next.iter().map(|library| &library.row)
+    }
+
+    /// Takes back all changes since the last that took effect.
+    pub fn begin_again(&mut self) {
+        self.next = (*self.before).clone();
+    }
+
+    /// Puts the changes so far, which are stored, into effect.
+    pub fn apply(&mut self, functions: &Functions) {
+        self.next.version = self.before.version + 1;
+        self.before = Arc::new(self.next.clone());
         let mut current = functions.current.write().unwrap_or_else(PoisonError::into_inner);
-        *current = Arc::new(Libraries { version: self.before.version + 1, ..self.next });
+        *current = self.before.clone();
     }
 }

@@ -189,3 +189,31 @@ fn libraries_are_bounded() {
     assert!(error.starts_with("OOM "), "{error}");
     edit.add(&[registering("b", &["g"])], Policy::Flush).unwrap();
 }
+
+#[test]
+fn libraries_of_other_servers_replace_all_but_those_that_are_the_same() {
+    let functions = Functions::new(Vec::new(), 2000).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut edit = runtime.block_on(functions.edit());
+    let [a, b] = [registering("a", &["f"]), registering("b", &["g"])];
+    edit.add(&[a.clone(), b.clone()], Policy::Append).unwrap();
+    edit.apply(&functions);
+    assert_eq!((functions.now().version, edit.changes().len()), (1, 0));
+    let other = registering("b", &["g", "h"]);
+    let rows = |of: &[&Arc<Library>]| of.iter().map(|it| (***it).clone()).collect::<Vec<_>>();
+    let large = registering("c", &["x".repeat(2000).as_str()]);
+    // They were accepted elsewhere: the memory here is no reason to refuse them.
+    edit.replace(rows(&[&a, &other, &large])).unwrap();
+    edit.apply(&functions);
+    let now = functions.now();
+    assert_eq!((now.version, now.iter().len()), (2, 3));
+    assert!(Arc::ptr_eq(now.get(b"a").unwrap(), &a), "a VM keeps what it has loaded of it");
+    assert!(!Arc::ptr_eq(now.get(b"b").unwrap(), &b));
+    assert!(now.function(b"h").is_some());
+    assert!(Arc::ptr_eq(now.with_code(&a.code).unwrap(), &a) && now.with_code(b"").is_none());
+    let clash = registering("d", &["f"]);
+    assert!(edit.replace(rows(&[&a, &clash])).unwrap_err().contains("already exists"));
+    edit.clear();
+    edit.begin_again();
+    assert_eq!(edit.rows().map(|row| &*row.name).collect::<Vec<_>>(), [b"a", b"b", b"c"]);
+}

@@ -7,6 +7,7 @@
 
 mod beats;
 mod joining;
+mod libraries;
 mod moving;
 mod spreading;
 mod suspicion;
@@ -169,6 +170,7 @@ impl Membership {
 
 /// Takes part until the server leaves the cluster: then gives all shards away, and returns.
 async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
+    let _following = libraries::follow(&own);
     let (suspicion, spreading) = (Suspicion::begin(&own), Spreading::new(own.clone()));
     let (tasks, looked) = (JoinSet::new(), Instant::now());
     let mut agent = Agent {

@@ -43,13 +43,13 @@ use crate::command::{Outcome, Request, RoundError};
 use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::followers::{Followers, max_lag_s};
-use crate::functions::Functions;
+use crate::functions::SharedLibraries;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
-use crate::scripts::Scripts;
 use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
+use flagstone_storage::cluster::ClusterSeat;
 use flagstone_storage::encoding::{Library, SourcePosition};
 use flagstone_storage::engine::MergePace;
 use flagstone_storage::feed::Feed;
@@ -98,8 +98,8 @@ pub struct NodeParts {
     pub next_generation: u32,
     pub requests: [Arc<Requests>; 2],
     pub stored: StoredState,
-    /// Its part in a cluster, if it is in one.
-    pub cluster: Option<Arc<Cluster>>,
+    /// Its seat and its part in a cluster of several servers, if it is in one.
+    pub joined: Option<(Arc<ClusterSeat>, Arc<Cluster>)>,
     pub surroundings: Surroundings,
 }
 
@@ -169,11 +169,9 @@ impl Node {
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             monitors: Arc::default(),
         };
-        let code = Code {
-            scripts: Scripts::new(budget.scripts, budget.script_vm),
-            functions: Functions::new(parts.stored.libraries, budget.functions)?,
-            detached_permits: Semaphore::new(MAX_DETACHED),
-        };
+        let cluster = parts.joined.as_ref().map(|(_, cluster)| cluster.clone());
+        let shared = parts.joined.map(SharedLibraries::new);
+        let code = Code::new(parts.stored.libraries, shared, &budget)?;
         let figures = Figures {
             stats: (0..workers).map(|_| Arc::default()).collect(),
             rates: Rates::default(),
@@ -193,7 +191,7 @@ impl Node {
         let ports = Ports { listener: OnceLock::new(), tls, handshakes };
         Ok(Self {
             health: Health::new(
-                (journal.lease(), parts.cluster.is_some()),
+                (journal.lease(), cluster.is_some()),
                 clock.clone(),
                 layout.shards,
                 shard_workers,
@@ -210,7 +208,7 @@ impl Node {
             journal,
             engines: AttachedEngines::of(&checkpoints.source.engines),
             checkpoints,
-            cluster: parts.cluster,
+            cluster,
             workers,
             shard_workers,
             clients: Clients::default(),

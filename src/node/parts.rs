@@ -1,14 +1,17 @@
 //! The node's state by subject. Each part is handed to those who need no other.
 
-use super::{Budget, ChangeListeners, ListenChange, Pace, Squeeze, StartFacts, WorkerStats};
+use super::{
+    Budget, ChangeListeners, ListenChange, MAX_DETACHED, Pace, Squeeze, StartFacts, WorkerStats,
+};
 use crate::acl::{Accounts, DenialLog};
 use crate::commandlog::CommandLogs;
-use crate::functions::Functions;
+use crate::functions::{Functions, SharedLibraries};
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
 use crate::tls::TlsSlot;
+use flagstone_storage::encoding::Library;
 use flagstone_storage::place::Requests;
 use std::sync::{Arc, OnceLock};
 use tokio::runtime::Handle;
@@ -32,8 +35,30 @@ pub struct Broadcast {
 pub struct Code {
     pub scripts: Scripts,
     pub functions: Functions,
+    /// The libraries of its cluster of several servers, if it is in one.
+    pub shared: Option<Arc<SharedLibraries>>,
     /// Permits for units that run on threads of their own.
     pub detached_permits: Semaphore,
+}
+
+impl Code {
+    /// Creates the code at the start of the process: the libraries of stored rows, or those of a
+    /// cluster, which are not loaded yet.
+    ///
+    /// # Errors
+    /// If the rows cannot be together.
+    pub(super) fn new(
+        libraries: Vec<Library>,
+        shared: Option<SharedLibraries>,
+        budget: &Budget,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            scripts: Scripts::new(budget.scripts, budget.script_vm),
+            functions: Functions::new(libraries, budget.functions)?,
+            shared: shared.map(Arc::new),
+            detached_permits: Semaphore::new(MAX_DETACHED),
+        })
+    }
 }
 
 /// Counters, logs and facts that INFO and metrics show.

@@ -12,13 +12,16 @@ fn start(mode: &str, workers: &str) -> Server {
 }
 
 /// A library with one function of its name, which answers `answer`.
-fn library(name: &str, answer: u64) -> String {
+pub(super) fn library(name: &str, answer: u64) -> String {
     format!(
         "#!lua name={name}\nredis.register_function('{name}', function() return {answer} end)\n"
     )
 }
 
-fn function<T: redis::FromRedisValue>(client: &mut Connection, args: &[&str]) -> RedisResult<T> {
+pub(super) fn function<T: redis::FromRedisValue>(
+    client: &mut Connection,
+    args: &[&str],
+) -> RedisResult<T> {
     redis::cmd("FUNCTION").arg(args).query(client)
 }
 
@@ -26,11 +29,14 @@ fn load(client: &mut Connection, code: &str) {
     let _: String = function(client, &["LOAD", "REPLACE", code]).expect("loaded");
 }
 
-fn fcall<T: redis::FromRedisValue>(client: &mut Connection, args: &[&str]) -> RedisResult<T> {
+pub(super) fn fcall<T: redis::FromRedisValue>(
+    client: &mut Connection,
+    args: &[&str],
+) -> RedisResult<T> {
     redis::cmd("FCALL").arg(args).query(client)
 }
 
-fn names(client: &mut Connection) -> Vec<String> {
+pub(super) fn names(client: &mut Connection) -> Vec<String> {
     let libraries: Vec<Vec<Value>> = function(client, &["LIST"]).expect("a list");
     let name = |library: &Vec<Value>| redis::from_redis_value_ref(&library[1]).expect("a name");
     libraries.iter().map(name).collect()

@@ -46,6 +46,7 @@ mod scripts;
 mod seeing;
 mod server;
 mod servers;
+mod shared_functions;
 mod shown;
 mod sockets;
 mod stream_watch;

@@ -15,12 +15,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_millis(300);
 
 /// The cluster's store, and the options of its servers.
-struct Cluster {
-    bucket: TempDir,
+pub(crate) struct Cluster {
+    pub(crate) bucket: TempDir,
 }
 
 impl Cluster {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { bucket: tempfile::tempdir().expect("a temporary directory") }
     }
 
@@ -44,7 +44,7 @@ impl Cluster {
         serde_json::from_str(&self.told(&["status", "--json"])).expect("JSON")
     }
 
-    fn server(&self) -> Server {
+    pub(crate) fn server(&self) -> Server {
         let store = self.store();
         let lease = LEASE.as_millis().to_string();
         Server::start(&[
@@ -62,7 +62,7 @@ impl Cluster {
     }
 
     /// Starts some servers, and waits until each serves some slots.
-    fn servers(&self, number: usize) -> Vec<Server> {
+    pub(crate) fn servers(&self, number: usize) -> Vec<Server> {
         let servers: Vec<Server> = (0..number).map(|_| self.server()).collect();
         settle(&servers.iter().collect::<Vec<_>>());
         servers

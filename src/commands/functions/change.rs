@@ -1,16 +1,12 @@
-//! Subcommands of FUNCTION that change the libraries. Each change is one record.
+//! Subcommands of FUNCTION that change the libraries.
 
-use crate::command::{RoundError, registry};
-use crate::functions::{Edit, Library, Metadata, Policy};
+use super::store::store;
+use crate::functions::{Edit, Library, Metadata, Policy, SharedLibraries};
 use crate::node::Node;
 use crate::routing::{Call, Waiting};
-use crate::unit::said;
-use crate::worker::refusal;
 use flagstone_commands::help::syntax;
 use flagstone_commands::{ErrorText, arg, is_word};
 use flagstone_rdb::restore_functions;
-use flagstone_storage::partition::LIBRARIES_SHARD;
-use flagstone_storage::words::RoundWords;
 use flagstone_wire::resp::Args;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +14,93 @@ use std::time::{Duration, Instant};
 /// Maximum time for inspecting the libraries of a payload, except the last one.
 const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs a job that takes up to half a second for each library on a thread of its own.
-async fn on_own_thread<T: Send + 'static>(
+/// A change of the libraries that a client asks for. It may be made several times, each time from
+/// other libraries.
+pub(super) enum LibraryChange {
+    /// FUNCTION LOAD and RESTORE.
+    Add {
+        /// The name of the library of FUNCTION LOAD.
+        loaded: Option<Box<[u8]>>,
+        codes: Arc<Vec<Vec<u8>>>,
+        policy: Policy,
+        /// The libraries of the codes, once these were looked at.
+        inspected: Option<Vec<Arc<Library>>>,
+    },
+    Delete(Box<[u8]>),
+    Flush,
+}
+
+impl LibraryChange {
+    /// Returns true if no library that is there before matters.
+    pub(super) fn removes_all(&self) -> bool {
+        matches!(self, Self::Flush | Self::Add { policy: Policy::Flush, .. })
+    }
+
+    /// Makes the change. In a cluster of several servers, clients send the same command to each of them:
+    /// there it succeeds if another one has done the same.
+    ///
+    /// # Errors
+    /// If the libraries that are there do not allow it, or the codes cannot be loaded.
+    pub(super) async fn make(
+        &mut self,
+        node: &Node,
+        edit: &mut Edit,
+        shared: Option<&SharedLibraries>,
+    ) -> Result<(), ErrorText> {
+        match self {
+            Self::Flush => edit.clear(),
+            Self::Delete(name) => {
+                if !edit.remove(name) && !shared.is_some_and(|shared| shared.was_deleted(name)) {
+                    return Err("ERR Library not found".into());
+                }
+            }
+            Self::Add { loaded, codes, policy, inspected } => {
+                let there = |code: &[u8]| {
+                    shared.and_then(|_| edit.libraries().with_code(code)).map(Arc::clone)
+                };
+                let known: Vec<_> = codes.iter().map(|code| there(code)).collect();
+                let is_known = known.iter().all(Option::is_some);
+                if let Some(name) = loaded
+                    && *policy == Policy::Append
+                    && !is_known
+                    && edit.libraries().get(name).is_some()
+                {
+                    let name = String::from_utf8_lossy(name);
+                    return Err(format!("ERR Library '{name}' already exists").into());
+                }
+                if !is_known && inspected.is_none() {
+                    *inspected = Some(inspect(node, edit, codes.clone()).await?);
+                }
+                let new = inspected.iter().flatten().map(Some).chain(std::iter::repeat(None));
+                let is_added = |known: &Option<_>| known.is_none() || *policy != Policy::Append;
+                let both = known.into_iter().zip(new).filter(|(known, _)| is_added(known));
+                let libraries = both.filter_map(|(known, new)| known.or_else(|| new.cloned()));
+                edit.add(&libraries.collect::<Vec<_>>(), *policy)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Looks at the codes of libraries, each for up to half a second, on a thread of its own.
+async fn inspect(
     node: &Node,
-    job: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, ErrorText> {
-    let done = node.background.spawn_blocking(job).await;
+    edit: &Edit,
+    codes: Arc<Vec<Vec<u8>>>,
+) -> Result<Vec<Arc<Library>>, ErrorText> {
+    let max_vm_bytes = node.code.scripts.max_vm_bytes;
+    edit.has_room(codes.iter().map(Vec::len).sum())?;
+    let inspect = move || {
+        let began = Instant::now();
+        let library = |code: &Vec<u8>| {
+            if began.elapsed() > RESTORE_LIMIT {
+                return Err("ERR the libraries of the payload take too long".to_owned());
+            }
+            Library::inspect(code, max_vm_bytes).map(Arc::new)
+        };
+        codes.iter().map(library).collect::<Result<Vec<_>, String>>()
+    };
+    let done = node.background.spawn_blocking(inspect).await;
     Ok(done.map_err(|_| "ERR the libraries could not be looked at")??)
 }
 
@@ -37,18 +114,11 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err(format!("ERR Unknown option given: {word}").into());
         }
         let policy = if last > 2 { Policy::Replace } else { Policy::Append };
-        let code: Box<[u8]> = arg(args, last)?.into();
+        let code = arg(args, last)?.to_vec();
         let Metadata { name, .. } = Metadata::read(&code)?;
-        let mut edit = cx.node.code.functions.edit().await;
-        if policy == Policy::Append && edit.libraries().get(&name).is_some() {
-            let name = String::from_utf8_lossy(&name);
-            return Err(format!("ERR Library '{name}' already exists").into());
-        }
-        let max_vm_bytes = cx.node.code.scripts.max_vm_bytes;
-        edit.has_room(code.len())?;
-        let library = on_own_thread(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
-        edit.add(&[Arc::new(library)], policy)?;
-        store(cx, edit, args).await?;
+        let (codes, loaded) = (Arc::new(vec![code]), Some(name.clone()));
+        let change = LibraryChange::Add { loaded, codes, policy, inspected: None };
+        store(cx, change, args).await?;
         cx.out.bulk(&name);
         Ok(())
     })
@@ -57,11 +127,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `FUNCTION DELETE library`
 pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let mut edit = cx.node.code.functions.edit().await;
-        if !edit.remove(arg(args, 2)?) {
-            return Err("ERR Library not found".into());
-        }
-        store(cx, edit, args).await?;
+        store(cx, LibraryChange::Delete(arg(args, 2)?.into()), args).await?;
         cx.out.ok();
         Ok(())
     })
@@ -77,9 +143,7 @@ pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !known {
             return Err("ERR FUNCTION FLUSH only supports SYNC|ASYNC option".into());
         }
-        let mut edit = cx.node.code.functions.edit().await;
-        edit.clear();
-        store(cx, edit, args).await?;
+        store(cx, LibraryChange::Flush, args).await?;
         cx.out.ok();
         Ok(())
     })
@@ -106,61 +170,10 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         };
         let newer = cx.worker.settings().data.rdb_newer_versions;
         let codes = restore_functions(arg(args, 2)?, newer)?;
-        let mut edit = cx.node.code.functions.edit().await;
-        let max_vm_bytes = cx.node.code.scripts.max_vm_bytes;
-        edit.has_room(codes.iter().map(Vec::len).sum())?;
-        let inspect = move || {
-            let began = Instant::now();
-            let library = |code: &Vec<u8>| {
-                if began.elapsed() > RESTORE_LIMIT {
-                    return Err("ERR the libraries of the payload take too long".to_owned());
-                }
-                Library::inspect(code, max_vm_bytes).map(Arc::new)
-            };
-            codes.iter().map(library).collect::<Result<Vec<_>, String>>()
-        };
-        edit.add(&on_own_thread(cx.node, inspect).await?, policy)?;
-        store(cx, edit, args).await?;
+        let (codes, loaded) = (Arc::new(codes), None);
+        let change = LibraryChange::Add { loaded, codes, policy, inspected: None };
+        store(cx, change, args).await?;
         cx.out.ok();
         Ok(())
     })
-}
-
-/// Error of changes of libraries in a cluster of several servers.
-const SHARED: &str = "ERR The servers of a cluster over one bucket have no libraries of functions: use \
-    EVAL, or SCRIPT LOAD on each server";
-
-/// Returns the words of the running command, for replicas.
-fn words_of(cx: &Call<'_>, args: Args<'_>) -> Vec<u8> {
-    let mut said = RoundWords::default();
-    if let Some(command) = registry::resolve(args)
-        && cx.node.followers.feed.is_on()
-    {
-        said.want(true);
-        said.command(0, said::words_of(command, args).into_iter());
-    }
-    said.into_bytes()
-}
-
-/// Stores a change as one record, at the worker that owns the libraries, and then puts it into
-/// effect. Continues even if the future is dropped.
-async fn store(cx: &Call<'_>, edit: Edit, args: Args<'_>) -> Result<(), RoundError> {
-    if edit.changes().is_empty() {
-        return Ok(());
-    }
-    let worker = cx.worker;
-    if worker.node.cluster.is_some() {
-        return Err(SHARED.into());
-    }
-    let words = words_of(cx, args);
-    let owner = usize::from(LIBRARIES_SHARD) % worker.node.shard_workers;
-    let stored = worker.peers.on_worker(owner, false, |worker| async move {
-        let now_ms = worker.node.clock.now_ms();
-        let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes(), words);
-        let lsn = put.map_err(|error| refusal(&error))?;
-        worker.wait_shown(&worker.showing(lsn)).await?;
-        edit.finish(&worker.node.code.functions);
-        Ok(())
-    });
-    stored.await.unwrap_or_else(|_| Err("ERR a worker is gone".into()))
 }

@@ -3,6 +3,7 @@
 mod call;
 mod change;
 mod show;
+mod store;
 
 use super::scripting::{EVALUATES, READ_ONLY};
 use crate::commands::{Handler, Spec};
@@ -58,6 +59,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions",
         summary: "Answers all libraries as a payload.",
         arity: 2,
+        flags: flag!(NOSCRIPT | LIBRARIES),
         run: Handler::Session(show::dump),
         ..SUBCOMMAND
     },
@@ -67,6 +69,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what libraries there are.",
         arity: -2,
         tips: &["nondeterministic_output_order"],
+        flags: flag!(NOSCRIPT | LIBRARIES),
         run: Handler::Session(show::list),
         ..SUBCOMMAND
     },
@@ -105,6 +108,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
+        flags: EVALUATES.flags.union(flag!(LIBRARIES)),
         run: Handler::Script {
             run: |cx, unit, args| call::fcall(cx, unit, args, false),
             flags: call::flags,
@@ -115,6 +119,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "fcall_ro",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
+        flags: READ_ONLY.flags.union(flag!(LIBRARIES)),
         run: Handler::Script {
             run: |cx, unit, args| call::fcall(cx, unit, args, true),
             flags: call::flags,

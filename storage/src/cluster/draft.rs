@@ -1,6 +1,7 @@
 //! Changes of the map, each with the rules that a map alone can check. What the caller must have
 //! done before (read a seal, flushed a shard) stands with each.
 
+use super::libraries::LibrariesId;
 use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
 use bytes::Bytes;
@@ -33,6 +34,11 @@ pub enum MapRefusal {
     OwnsShards(Life),
     #[error("life {0} leaves the cluster, and gets no shards")]
     Leaving(Life),
+    #[error("another server has changed the libraries of functions")]
+    OtherLibraries,
+    /// They were put on the base of a map that is too old by now.
+    #[error("the libraries of functions were put too long ago")]
+    LateLibraries,
     #[error("the map is so already")]
     NoChange,
     #[error("the map is full: it has {0} lives, and forgets those only that no list names")]
@@ -110,6 +116,7 @@ impl MapDraft {
                 next_life: 1,
                 lease_ms,
                 secret: ClusterSecret::random(),
+                functions: None,
                 members: Vec::new(),
                 shards: (0..shards).map(parked).collect(),
             },
@@ -301,6 +308,30 @@ impl MapDraft {
         }
         self.map.members.retain(|member| !gone.contains(&member.life));
         Ok(gone)
+    }
+
+    /// Replaces the libraries of functions: the caller has made those of the object `to` from those of
+    /// `from`, and has put them after it read the map in the id. `None`: no libraries.
+    ///
+    /// # Errors
+    /// If the libraries are not those of `from` any more; if `to` was put on the base of a map that is
+    /// too old; if nothing changes.
+    pub fn replace_functions(
+        &mut self,
+        from: Option<LibrariesId>,
+        to: Option<LibrariesId>,
+    ) -> Result<(), MapRefusal> {
+        if self.map.functions != from {
+            return Err(MapRefusal::OtherLibraries);
+        }
+        if from == to {
+            return Err(MapRefusal::NoChange);
+        }
+        if to.is_some_and(|id| !id.may_begin_with(self.map.number)) {
+            return Err(MapRefusal::LateLibraries);
+        }
+        self.map.functions = to;
+        Ok(())
     }
 
     /// Completes the change.

@@ -1,5 +1,6 @@
 //! The data of a map, and its bytes (`docs/format.md`).
 
+use super::libraries::LibrariesId;
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,8 @@ pub struct ClusterMap {
     pub(super) next_life: u64,
     pub(super) lease_ms: u64,
     pub(super) secret: ClusterSecret,
+    /// The object with the libraries of functions; `None`: there are none.
+    pub(super) functions: Option<LibrariesId>,
     /// In the order of their lives.
     pub(super) members: Vec<MapMember>,
     /// Shard n is at n.
@@ -82,6 +85,11 @@ impl ClusterMap {
     /// Returns the secret, which is fixed when the cluster is made.
     pub fn secret(&self) -> &ClusterSecret {
         &self.secret
+    }
+
+    /// Returns the object with the libraries of functions that count; `None`: there are none.
+    pub fn functions(&self) -> Option<LibrariesId> {
+        self.functions
     }
 
     /// Returns all lives that are not forgotten, in their order.
@@ -168,6 +176,9 @@ impl ClusterMap {
         }
         if !self.members.is_sorted_by(|a, b| a.life < b.life) {
             return Err("its members are not in the order of their lives".to_owned());
+        }
+        if self.functions.is_some_and(|id| id.map >= self.number) {
+            return Err("it names libraries of a later map".to_owned());
         }
         let first = self.members.first().map_or(1, |member| member.life.0);
         let last = self.members.last().map_or(0, |member| member.life.0);

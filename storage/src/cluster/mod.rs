@@ -11,13 +11,14 @@
 //! that began after it was put or read shows that its number cannot have been deleted before.
 //!
 //! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
-//! server should have, and `store` reads and puts the objects. `lives` has the journals, `taking` takes
+//! server should have, and `store` reads and puts the objects. `libraries` has those of functions. `lives` has the journals, `taking` takes
 //! shards, and a `seat` is what a process has of all of it (RFC 20).
 
 mod balance;
 #[cfg(test)]
 mod death_tests;
 mod draft;
+mod libraries;
 mod lives;
 mod map;
 mod member;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use balance::Allotment;
 pub use draft::{MapDraft, MapRefusal, PendingChange};
+pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;
 pub use map::{ClusterMap, MapShard};
 pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};

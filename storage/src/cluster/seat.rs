@@ -1,6 +1,7 @@
 //! A process's seat in a cluster: its life, with a journal of its own, and the shards that it takes.
 
 use super::draft::{MapDraft, MapRefusal};
+use super::libraries::LibraryStore;
 use super::lives::{SealedLife, begin, journal_of, journal_options};
 use super::map::ClusterMap;
 use super::member::{Life, MemberState, NodeAddress, NodeId};
@@ -26,6 +27,7 @@ pub struct ClusterSeat {
     node: NodeId,
     life: Life,
     maps: MapStore,
+    libraries: LibraryStore,
     journal: Arc<BucketJournal>,
     journal_options: BucketOptions,
     taker: ShardTaker,
@@ -68,7 +70,9 @@ impl ClusterSeat {
         let directory = Directory::without_shards(&options, &manifest, journal.clone());
         let taker = ShardTaker::new(&options, manifest, journal.clone(), clock);
         let sealed = Mutex::default();
-        let seat = Self { store, node, life, maps, journal, journal_options, taker, sealed };
+        let libraries = LibraryStore::new(&store);
+        let seat =
+            Self { store, node, life, maps, libraries, journal, journal_options, taker, sealed };
         Ok((directory, seat))
     }
 
@@ -78,6 +82,11 @@ impl ClusterSeat {
 
     pub fn node(&self) -> NodeId {
         self.node
+    }
+
+    /// Returns the objects of libraries of functions.
+    pub fn libraries(&self) -> &LibraryStore {
+        &self.libraries
     }
 
     pub fn maps(&self) -> &MapStore {

@@ -1,6 +1,7 @@
 //! Tests of the map: the rules of its changes, and its objects in a store with faults of all kinds.
 
 mod changes;
+mod libraries;
 mod objects;
 mod races;
 mod sequences;
