@@ -156,7 +156,7 @@ impl BucketRecovery {
     pub(super) async fn read_unfenced(&mut self) -> Result<(), JournalError> {
         let mut reading = Reading::default();
         self.list(&mut reading).await?;
-        let mut epoch = reading.newest_epoch();
+        let (mut epoch, mut met) = (reading.newest_epoch(), None);
         let end = loop {
             let first = Position { epoch, number: 1 };
             self.read_present(&mut reading, first, first.last_of_epoch()).await?;
@@ -165,7 +165,12 @@ impl BucketRecovery {
                 continue;
             }
             match self.end_of(&reading, first)? {
-                End::Fence(opens) => epoch = opens,
+                End::Fence(at, opens) if met == Some(at) => epoch = opens,
+                // As in a takeover.
+                End::Fence(at, _) => {
+                    self.list(&mut reading).await?;
+                    met = Some(at);
+                }
                 End::Missing(next) => break next,
             }
         };
