@@ -6,7 +6,9 @@
 
 use super::{BucketRecovery, Reading};
 use crate::journal::JournalError;
-use crate::journal::bucket::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position};
+use crate::journal::bucket::object::{
+    NO_EPOCH, OBJECT_HEADER, ObjectFloor, ObjectHeader, Position,
+};
 use bytes::Bytes;
 use futures::future::join_all;
 use object_store::{Error, PutMode};
@@ -21,7 +23,7 @@ const LOOKS: usize = 16;
 
 /// The end of an epoch.
 pub(super) enum End {
-    /// A fence, and the epoch that it opens.
+    /// A fence, and the epoch that it opens; [`NO_EPOCH`]: the journal has ended.
     Fence(Position, u64),
     /// The next number, which does not exist yet.
     Missing(Position),
@@ -42,6 +44,7 @@ impl BucketRecovery {
                 None => self.end_by_reading(reading, first).await?,
             };
             let next = match end {
+                Some(End::Fence(_, NO_EPOCH)) => return Err(self.ended()),
                 Some(End::Fence(at, opens)) if met == Some(at) => {
                     (epoch, fences) = (opens, 1);
                     continue;
