@@ -12,9 +12,13 @@
 //!
 //! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
 //! server should have, and `store` reads and puts the objects. `lives` has the journals, `taking` takes
-//! shards, and a `seat` is what a process has of all of it (RFC 20).
+//! shards, and a `seat` is what a process has of all of it (RFC 20). `convert` makes the data of a single
+//! server that of a cluster.
 
 mod balance;
+mod convert;
+#[cfg(test)]
+mod convert_tests;
 #[cfg(test)]
 mod death_tests;
 mod draft;
@@ -30,6 +34,7 @@ mod taking;
 mod tests;
 
 pub use balance::Allotment;
+pub use convert::{ClusterConversion, ConvertibleData};
 pub use draft::{MapDraft, MapRefusal, PendingChange};
 pub use lives::SealedLife;
 pub use map::{ClusterMap, MapShard};
