@@ -11,6 +11,7 @@ mod checkpoints;
 mod cluster;
 mod compression;
 mod config;
+mod converting;
 mod cut_off;
 mod deadlines;
 mod durability;

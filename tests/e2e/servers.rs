@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// How long something may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const LEASE: Duration = Duration::from_millis(300);
+pub(crate) const LEASE: Duration = Duration::from_millis(300);
 
 /// The cluster's store, and the options of its servers.
 pub(crate) struct Cluster {
@@ -24,23 +24,23 @@ impl Cluster {
         Self { bucket: tempfile::tempdir().expect("a temporary directory") }
     }
 
-    fn store(&self) -> String {
+    pub(crate) fn store(&self) -> String {
         format!("bucket+file://{}/data", self.bucket.path().display())
     }
 
     /// Runs `flagstone cluster` with some words, which must succeed, and returns what it prints.
-    fn told(&self, words: &[&str]) -> String {
+    pub(crate) fn told(&self, words: &[&str]) -> String {
         done(&[&["cluster"], words, &["--store", &self.store()]].concat())
     }
 
     /// Runs `flagstone cluster` with some words, which must fail, and returns its status and error.
-    fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+    pub(crate) fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
         let output = run(&[&["cluster"], words, &["--store", &self.store()]].concat());
         assert!(!output.status.success(), "{words:?}");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    fn map(&self) -> serde_json::Value {
+    pub(crate) fn map(&self) -> serde_json::Value {
         serde_json::from_str(&self.told(&["status", "--json"])).expect("JSON")
     }
 

@@ -1,6 +1,7 @@
 //! `flagstone cluster`: looks at the map of a cluster in its store, and changes it. The command needs
 //! no server: owners do what the map asks them to.
 
+mod convert;
 mod moving;
 mod naming;
 mod status;
@@ -12,7 +13,7 @@ use flagstone_storage::cluster::{ClusterMap, MapStore};
 use flagstone_storage::place::Place;
 use std::sync::Arc;
 
-/// Show which servers of a cluster own which shards, and move shards
+/// Show which servers of a cluster own which shards, move shards, and convert data
 #[derive(Args)]
 #[command(disable_help_subcommand = true)]
 pub(super) struct ClusterArguments {
@@ -23,6 +24,7 @@ pub(super) struct ClusterArguments {
 #[derive(Subcommand)]
 enum ClusterVerb {
     Status(status::ClusterStatusArguments),
+    Convert(convert::ConversionArguments),
     Move(moving::ShardMoveArguments),
     Drain(moving::DrainArguments),
 }
@@ -30,12 +32,13 @@ enum ClusterVerb {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the store is away or has no cluster, if the map does not allow the change, or if it is not done in
-/// time.
+/// If the store is away or has no cluster, if the map, or the data that is to be converted, does not allow
+/// the change, or if it is not done in time.
 pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
     block_on(async {
         match &arguments.verb {
             ClusterVerb::Status(arguments) => arguments.run().await,
+            ClusterVerb::Convert(arguments) => arguments.run().await,
             ClusterVerb::Move(arguments) => arguments.run().await,
             ClusterVerb::Drain(arguments) => arguments.run().await,
         }

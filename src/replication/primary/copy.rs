@@ -14,7 +14,7 @@ use flagstone_commands::generic::old_payload_of;
 use flagstone_commands::{Ctx, DataSettings, Stop};
 use flagstone_rdb::dump_functions;
 use flagstone_rdb::file::{FOOTER_LEN, Output};
-use flagstone_storage::checkpoint::offline_options;
+use flagstone_storage::checkpoint::{COPYING, offline_options};
 use flagstone_storage::directory::{Directory, Location};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::partition::Partition;
@@ -27,9 +27,6 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
-
-/// Directory of the branch, in the store of the data.
-const COPYING: &str = "copying";
 
 /// File that holds a data set for a replica that has to know its length, in the data directory.
 const COPY_FILE: &str = "replica-copy.rdb";

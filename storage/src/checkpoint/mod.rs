@@ -47,6 +47,9 @@ pub use take::{CheckpointSource, take};
 /// The directory of checkpoints, in a data directory.
 pub const CHECKPOINTS: &str = "checkpoints";
 
+/// The branch that is sent to a replica, in the store of the data.
+pub const COPYING: &str = "copying";
+
 /// The version of descriptions.
 const FORMAT: u32 = 1;
 

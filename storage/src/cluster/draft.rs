@@ -123,6 +123,23 @@ impl MapDraft {
         })
     }
 
+    /// Makes the first map of a cluster that gets the data of a single server: all shards are parked, and
+    /// their engines have everything. `epoch`: the greatest of the server's journal, above which all
+    /// lives are, as rows have versions by epochs.
+    ///
+    /// # Errors
+    /// See [`create`](Self::create).
+    pub(super) fn create_behind(
+        epoch: u64,
+        shards: u16,
+        lease_ms: u64,
+    ) -> Result<Self, MapRefusal> {
+        let mut draft = Self::create(shards, lease_ms)?;
+        draft.map.next_life = epoch + 1;
+        draft.map.shards.iter_mut().for_each(|shard| shard.is_begun = true);
+        Ok(draft)
+    }
+
     /// Returns the map as the steps so far have made it.
     pub fn map(&self) -> &ClusterMap {
         &self.map

@@ -11,10 +11,14 @@
 //! that began after it was put or read shows that its number cannot have been deleted before.
 //!
 //! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
-//! server should have, and `store` reads and puts the objects. `libraries` has those of functions. `lives` has the journals, `taking` takes
-//! shards, and a `seat` is what a process has of all of it (RFC 20).
+//! server should have, and `store` reads and puts the objects. `libraries` has those of functions, `lives`
+//! the journals, `taking` takes shards, and a `seat` is what a process has of all of it (RFC 20). `convert`
+//! makes the data of a single server that of a cluster.
 
 mod balance;
+mod convert;
+#[cfg(test)]
+mod convert_tests;
 #[cfg(test)]
 mod death_tests;
 mod draft;
@@ -31,6 +35,7 @@ mod taking;
 mod tests;
 
 pub use balance::Allotment;
+pub use convert::{ClusterConversion, ConvertibleData};
 pub use draft::{MapDraft, MapRefusal, PendingChange};
 pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;

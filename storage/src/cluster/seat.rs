@@ -53,7 +53,9 @@ impl ClusterSeat {
         store.preflight().await?;
         let manifest = Manifest::open_cluster(&options).await?;
         let maps = MapStore::new(&store);
-        let map = newest_or_first(&maps, manifest.layout().shards, options.lease).await?;
+        let lease_ms = u64::try_from(options.lease.as_millis()).unwrap_or(u64::MAX);
+        let first = || MapDraft::create(manifest.layout().shards, lease_ms);
+        let map = newest_or(&maps, first).await?;
         let journal_options = journal_options(&options, manifest.salt(), map.lease());
         let life = loop {
             let former = maps.newest().await?.and_then(|map| Some(map.open_member(node)?.life));
@@ -254,12 +256,14 @@ impl ClusterSeat {
 }
 
 /// Returns the newest map, and makes the first one if there is none.
-async fn newest_or_first(maps: &MapStore, shards: u16, lease: Duration) -> Result<Arc<ClusterMap>> {
+pub(super) async fn newest_or(
+    maps: &MapStore,
+    first: impl FnOnce() -> Result<MapDraft, MapRefusal>,
+) -> Result<Arc<ClusterMap>> {
     if let Some(map) = maps.newest().await? {
         return Ok(map);
     }
-    let lease_ms = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-    let first = MapDraft::create(shards, lease_ms)?.finish()?;
+    let first = first()?.finish()?;
     match maps.change(&first).await? {
         MapOutcome::Counts(map) | MapOutcome::Lost(map) | MapOutcome::Forgotten(map) => Ok(map),
     }

@@ -113,15 +113,15 @@ impl Manifest {
         match Self::read_any(store).await? {
             Some(manifest) if manifest.cluster => Ok(manifest),
             Some(_) => bail!(
-                "{store} is the data directory of one server, and no cluster's: choose another place \
-                 for the cluster"
+                "{store} is the data directory of one server, and no cluster's: convert it with \
+                 `flagstone cluster convert`, or choose another place for the cluster"
             ),
             None => Self::create(options, true).await,
         }
     }
 
-    /// Reads the file; `None` if there is none.
-    async fn read_any(store: &Place) -> Result<Option<Self>> {
+    /// Reads the file, of one server or of a cluster; `None` if there is none.
+    pub(crate) async fn read_any(store: &Place) -> Result<Option<Self>> {
         let place = store.join(NAME);
         let bytes = match store.dir() {
             Some(dir) => match fs::read(dir.join(NAME)) {
@@ -221,17 +221,37 @@ impl Manifest {
         if !self.is_stored {
             return Ok(());
         }
-        let (text, place) = (self.encode()?, store.join(NAME));
-        let Some(dir) = store.dir() else {
-            let put = place.store().put(place.root(), text.into()).await;
-            put.with_context(|| format!("writing {place}"))?;
-            return Ok(());
-        };
-        write(dir, &text).with_context(|| format!("writing {place}"))?;
+        let Some(dir) = store.dir() else { return self.replace(store).await };
+        write(dir, &self.encode()?).with_context(|| format!("writing {}", store.join(NAME)))?;
         if is_first {
             make_private(dir);
         }
         Ok(())
+    }
+
+    /// Puts the file in a bucket in the place of the one there.
+    async fn replace(&self, store: &Place) -> Result<()> {
+        let place = store.join(NAME);
+        let put = place.store().put(place.root(), self.encode()?.into()).await;
+        put.with_context(|| format!("writing {place}"))?;
+        Ok(())
+    }
+
+    /// Makes the directory of one server, in a bucket, that of a cluster. Its journal must have ended
+    /// for good, and the map must be there.
+    pub(crate) async fn give_to_cluster(self, store: &Place) -> Result<()> {
+        Self { cluster: true, ..self }.replace(store).await
+    }
+
+    /// Returns true if the directory belongs to a cluster.
+    pub(crate) fn is_of_cluster(&self) -> bool {
+        self.cluster
+    }
+
+    /// Returns the newest epoch that the journal of one server has begun, as far as it was noted; 0:
+    /// none.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Returns this manifest with all shards identified.

@@ -289,10 +289,13 @@ impl Directory {
 
     /// Returns the number of keys in the databases from one on.
     pub fn keys_from(&self, database: u32) -> u64 {
-        let generations = self.generations.live.iter().skip(database as usize);
-        let keys = generations
-            .flat_map(|generation| self.shards.iter().map(|shard| shard.totals(*generation).0));
-        keys.sum()
+        self.keys().skip(database as usize).sum()
+    }
+
+    /// Returns the number of keys of each database.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = u64> {
+        let keys = |generation: &u32| self.shards.iter().map(|it| it.totals(*generation).0).sum();
+        self.generations.live.iter().map(keys)
     }
 
     /// Distributes the shards: shard n to worker n mod `shard_workers`; further workers own none.

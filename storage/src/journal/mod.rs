@@ -39,7 +39,7 @@ use bytes::Bytes;
 use crate::lease::Lease;
 use crate::slot::NotOwned;
 
-pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView};
+pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalLook};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
@@ -109,6 +109,12 @@ pub enum JournalError {
     /// The journal was closed.
     #[error("the journal is closed")]
     Closed,
+    /// The journal was ended for good: its data has become a cluster's.
+    #[error(
+        "the journal {place} has ended: its data was given to a cluster. If `flagstone cluster \
+         convert` was interrupted, run it again"
+    )]
+    Ended { place: String },
     /// The commit cannot be represented.
     #[error("the commit is too large for the journal: {0}")]
     TooLarge(&'static str),

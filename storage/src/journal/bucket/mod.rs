@@ -37,7 +37,7 @@ use object::{ObjectFloor, Position};
 
 pub use history::BucketView;
 pub(super) use recovery::BucketPieces;
-pub use recovery::BucketRecovery;
+pub use recovery::{BucketRecovery, JournalLook};
 
 /// Options of a journal in a bucket.
 #[derive(Clone, Debug)]

@@ -12,8 +12,13 @@ use super::super::record::{le_u32, le_u64};
 
 /// Length of an object's header in bytes; also that of a fence.
 pub(super) const OBJECT_HEADER: usize = 128;
-/// The format version written, and the newest one read.
-pub(super) const VERSION: u32 = 4;
+/// The format version written.
+const VERSION: u32 = 4;
+/// The version of the fence that ends a journal, and the newest one read: programs that do not know
+/// such a fence refuse the journal.
+pub(super) const NEWEST_VERSION: u32 = 5;
+/// In a fence: no epoch follows, the journal has ended for good.
+pub(super) const NO_EPOCH: u64 = u64::MAX;
 
 const MAGIC: [u8; 8] = *b"FLAGJOBJ";
 const KIND_RECORDS: u16 = 0;
@@ -95,7 +100,7 @@ pub(super) struct ObjectHeader {
     pub(super) at: Position,
     /// Random number of the process that wrote it.
     pub(super) nonce: u64,
-    /// The epoch that a fence opens; 0 if the object is no fence.
+    /// The epoch that a fence opens, or [`NO_EPOCH`]; 0 if the object is no fence.
     pub(super) opens: u64,
     /// True in the last object of an owner that has released the journal.
     pub(super) released: bool,
@@ -133,7 +138,8 @@ impl ObjectHeader {
         let floors = &self.floor.shards;
         let mut bytes = vec![0; OBJECT_HEADER];
         bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let version = if self.opens == NO_EPOCH { NEWEST_VERSION } else { VERSION };
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
         let kind = if self.is_fence() { KIND_FENCE } else { KIND_RECORDS };
         bytes[16..18].copy_from_slice(&kind.to_le_bytes());
         let flags = if self.released { RELEASED } else { 0 };
@@ -166,7 +172,7 @@ impl ObjectHeader {
             return damaged("this is no object of a journal");
         }
         let version = le_u32(object, 8);
-        if version > VERSION {
+        if version > NEWEST_VERSION {
             return Err(Unreadable::Newer(version));
         }
         let floors_len = FLOOR.saturating_mul(le_u32(object, 120) as usize);

@@ -6,7 +6,9 @@
 
 use super::{BucketRecovery, Reading};
 use crate::journal::JournalError;
-use crate::journal::bucket::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position};
+use crate::journal::bucket::object::{
+    NO_EPOCH, OBJECT_HEADER, ObjectFloor, ObjectHeader, Position,
+};
 use bytes::Bytes;
 use futures::future::join_all;
 use object_store::{Error, PutMode};
@@ -21,8 +23,8 @@ const LOOKS: usize = 16;
 
 /// The end of an epoch.
 pub(super) enum End {
-    /// A fence, which opens another epoch.
-    Fence(u64),
+    /// A fence, and the epoch that it opens; [`NO_EPOCH`]: the journal has ended.
+    Fence(Position, u64),
     /// The next number, which does not exist yet.
     Missing(Position),
 }
@@ -34,19 +36,31 @@ impl BucketRecovery {
         reading: &mut Reading,
     ) -> Result<Position, JournalError> {
         let mut epoch = reading.newest_epoch();
-        let (mut fences, mut debris) = (1, 0);
+        let (mut fences, mut debris, mut met) = (1, 0, None);
         while debris < LOOKS {
             let first = Position { epoch, number: 1 };
             let end = match self.end_by_names(reading, first).await? {
-                Some(end) => end,
+                Some(end) => Some(end),
                 None => self.end_by_reading(reading, first).await?,
             };
             let next = match end {
-                End::Fence(opens) => {
+                Some(End::Fence(_, NO_EPOCH)) => return Err(self.ended()),
+                Some(End::Fence(at, opens)) if met == Some(at) => {
                     (epoch, fences) = (opens, 1);
                     continue;
                 }
-                End::Missing(next) => next,
+                // Its number may have been used and deleted before it was put there, and since the
+                // listing: then an object that is listed now says so.
+                Some(End::Fence(at, _)) => {
+                    self.list(reading).await?;
+                    met = Some(at);
+                    continue;
+                }
+                Some(End::Missing(next)) => next,
+                None => {
+                    (epoch, fences) = (reading.newest_epoch(), 1);
+                    continue;
+                }
             };
             self.epoch = reading.newest_epoch().max(epoch) + 1;
             if self.put_fences(reading, next, fences).await? {
@@ -67,19 +81,19 @@ impl BucketRecovery {
         Err(self.restless())
     }
 
-    /// Returns the end of an epoch, or of a later one that was found meanwhile, after reading all its
-    /// objects.
+    /// Returns the end of an epoch after reading all its objects; `None`: there are objects of a later
+    /// epoch by now.
     async fn end_by_reading(
         &self,
         reading: &mut Reading,
         first: Position,
-    ) -> Result<End, JournalError> {
+    ) -> Result<Option<End>, JournalError> {
         self.read_present(reading, first, first.last_of_epoch()).await?;
         // If objects are gone that were listed, somebody has taken the journal over meanwhile: the
         // floor that says so is in a later epoch.
         match reading.newest_epoch() {
-            newest if newest > first.epoch => Ok(End::Fence(newest)),
-            _ => self.end_of(reading, first),
+            newest if newest > first.epoch => Ok(None),
+            _ => self.end_of(reading, first).map(Some),
         }
     }
 
@@ -163,7 +177,9 @@ impl BucketRecovery {
         let mut at = first.max(reading.floor.first);
         while let Some(found) = reading.found.get(&at) {
             match found {
-                Ok(found) if found.header.is_fence() => return Ok(End::Fence(found.header.opens)),
+                Ok(found) if found.header.is_fence() => {
+                    return Ok(End::Fence(at, found.header.opens));
+                }
                 Ok(_) => at = at.next(),
                 Err(unreadable) => return Err(self.corrupt(at, unreadable.to_string())),
             }

@@ -5,6 +5,7 @@
 //! used before; from then on no other process can add to the objects that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
 //! never published. Every object between the floor and the fence must exist.
 
+mod ending;
 mod fencing;
 mod pieces;
 
@@ -21,6 +22,7 @@ use object_store::path::Path;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub use ending::JournalLook;
 use fencing::End;
 pub(in crate::journal) use pieces::BucketPieces;
 
@@ -28,7 +30,9 @@ use super::super::local::lock;
 use super::super::read::Holds;
 use super::super::segment::ShardSpans;
 use super::super::{Journal, JournalError, Lsn, Record};
-use super::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position, Unreadable, VERSION};
+use super::object::{
+    NEWEST_VERSION, NO_EPOCH, OBJECT_HEADER, ObjectFloor, ObjectHeader, Position, Unreadable,
+};
 use super::records::{ObjectChain, ObjectPart};
 use super::requests::{ask, read_object};
 use super::{BucketJournal, BucketOptions, BucketShared, BucketState, StoredObject};
@@ -156,7 +160,7 @@ impl BucketRecovery {
     pub(super) async fn read_unfenced(&mut self) -> Result<(), JournalError> {
         let mut reading = Reading::default();
         self.list(&mut reading).await?;
-        let mut epoch = reading.newest_epoch();
+        let (mut epoch, mut met) = (reading.newest_epoch(), None);
         let end = loop {
             let first = Position { epoch, number: 1 };
             self.read_present(&mut reading, first, first.last_of_epoch()).await?;
@@ -165,7 +169,13 @@ impl BucketRecovery {
                 continue;
             }
             match self.end_of(&reading, first)? {
-                End::Fence(opens) => epoch = opens,
+                End::Fence(_, NO_EPOCH) => return Err(self.ended()),
+                End::Fence(at, opens) if met == Some(at) => epoch = opens,
+                // As in a takeover.
+                End::Fence(at, _) => {
+                    self.list(&mut reading).await?;
+                    met = Some(at);
+                }
                 End::Missing(next) => break next,
             }
         };
@@ -307,7 +317,7 @@ impl BucketRecovery {
             }
             Err(Unreadable::Newer(found)) => {
                 let path = at.path(self.place.root()).to_string().into();
-                return Err(JournalError::NewerFormat { path, found, known: VERSION });
+                return Err(JournalError::NewerFormat { path, found, known: NEWEST_VERSION });
             }
             Err(damaged) => Err(damaged),
         };

@@ -1,7 +1,7 @@
 //! Starters that sleep during the takeover, while the journal goes on without them.
 
 use super::super::BucketState;
-use super::super::object::Position;
+use super::super::object::{ObjectFloor, ObjectHeader, Position};
 use super::*;
 use object_store::ObjectStoreExt;
 
@@ -204,4 +204,61 @@ fn a_fence_at_the_number_of_a_deleted_renewal_does_not_count() {
         assert_ended(owner, &recovery).await;
         assert_serves(&new, recovery).await;
     });
+}
+
+/// A starter has listed an object; when it reads it, it finds the fence of another sleeper, which was
+/// put at the number after the object was deleted.
+#[test]
+fn a_fence_in_the_place_of_an_object_that_was_listed_does_not_count() {
+    runtime().block_on(async {
+        let sim = Sim::new(332);
+        let (old, new) = (sim.client(0), sim.client(0));
+        let owner = Running::open(&old, SyncMode::Always).await;
+        write(&owner, 1).await;
+        for takes_over in [false, true] {
+            new.gets_wait.store(true, Ordering::SeqCst);
+            let gets = new.gets.load(Ordering::SeqCst);
+            let (place, options) = (place(&new), options(SyncMode::Always));
+            let starting = tokio::spawn(async move {
+                if takes_over {
+                    return BucketJournal::recover(place, options).await;
+                }
+                let mut view = BucketRecovery::new(place, options);
+                view.read_unfenced().await.map(|()| view)
+            });
+            eventually("it has listed", || new.gets.load(Ordering::SeqCst) > gets).await;
+            let listed = owner.shared.state.lock().unwrap().stored[0].at;
+            pass(&owner, listed).await;
+            put_fence(&sim, listed, &owner).await;
+            new.gets_wait.store(false, Ordering::SeqCst);
+            let recovery = starting.await.unwrap().unwrap();
+            assert_eq!(recovery.end(), owner.durable(), "takes over: {takes_over}");
+            if takes_over {
+                assert_ended(owner, &recovery).await;
+                assert_serves(&new, recovery).await;
+                return;
+            }
+        }
+    });
+}
+
+/// Puts the fence of a starter that has slept.
+async fn put_fence(sim: &Sim, at: Position, owner: &Running) {
+    let header = ObjectHeader {
+        salt: owner.shared.options.salt,
+        at,
+        nonce: 1,
+        opens: at.epoch + 1,
+        released: false,
+        last: 0,
+        durable: 0,
+        published: 0,
+        time_ms: 0,
+        prev_crc: 0,
+        records_crc: 0,
+        records_len: 0,
+        floor: ObjectFloor::default(),
+    };
+    let path = at.path(owner.shared.place.root());
+    sim.objects.put(&path, header.encode().into()).await.unwrap();
 }

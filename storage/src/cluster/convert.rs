@@ -1,0 +1,281 @@
+//! Makes the data set of a single server in a bucket the data of a cluster, in place (RFC 20).
+//!
+//! 1. The directory is opened as at a start, which ends a server that has it, and closed again: then the
+//!    engines have everything, and need no journal.
+//! 2. The journal is ended for good, if nobody has taken it over meanwhile. This decides: until then the
+//!    data is that of a single server, from then on no server can start on it.
+//! 3. The first map of the cluster is put: all shards are parked, and lives begin above all epochs of
+//!    the journal. A second one names the libraries of functions, if there are any.
+//! 4. `flagstone.json` becomes that of a cluster.
+//!
+//! A conversion that is cut off behind the second step is repeated, and goes on with the third one. The
+//! steps after the second one may be taken any number of times, by several processes.
+
+use super::draft::{MapDraft, MapRefusal};
+use super::libraries::LibraryStore;
+use super::map::ClusterMap;
+use super::seat::newest_or;
+use super::store::{AmendError, MapStore};
+use crate::checkpoint::{COPYING, Catalog};
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::directory::{Directory, Manifest, OpenOptions, peek_controls};
+use crate::encoding::{SourceExtent, SourcePosition};
+use crate::journal::{BucketJournal, BucketOptions};
+use crate::place::{Place, Shares, remove_tree};
+use anyhow::{Context, Result, bail};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Times that the shards of a server that runs are read, as it may delete files meanwhile.
+const LOOKS: usize = 3;
+
+/// The conversion of a single server's data set to that of a cluster.
+#[derive(Debug)]
+pub struct ClusterConversion {
+    options: OpenOptions,
+    lease: Duration,
+    removes_checkpoints: bool,
+}
+
+/// A data set that can be converted, or was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvertibleData {
+    pub shards: u16,
+    /// Number of keys, as far as the engines have them.
+    pub keys: u64,
+    /// Number of checkpoints that are removed.
+    pub checkpoints: usize,
+    /// True if an earlier conversion was cut off behind its point of no return.
+    pub is_begun: bool,
+    /// See [`ClusterMap::lease`]: that of the earlier conversion, if that has put a map.
+    pub lease: Duration,
+}
+
+/// A part of a data set for which a cluster has no place.
+#[derive(Debug, Default)]
+struct Contents {
+    /// Number of keys of each database.
+    keys: Vec<u64>,
+    source: SourcePosition,
+}
+
+impl ClusterConversion {
+    /// Creates a conversion, without any request. `options`: those to open the data, whose journal is
+    /// beside it; `lease`: of the cluster. With `removes_checkpoints` the data set may have checkpoints, which are removed: of a
+    /// cluster's data they cannot be restored.
+    pub fn new(options: OpenOptions, lease: Duration, removes_checkpoints: bool) -> Self {
+        Self { options: OpenOptions { journal: None, ..options }, lease, removes_checkpoints }
+    }
+
+    /// Looks if the data can be converted, and changes nothing. A server may have it open; what its
+    /// engines lack is not seen.
+    ///
+    /// # Errors
+    /// The reason why it cannot; if the store does not answer; and if something is damaged.
+    pub async fn look(&self) -> Result<ConvertibleData> {
+        let store = &self.options.store;
+        let manifest = self.manifest().await?;
+        if manifest.is_of_cluster() {
+            bail!("{store} is the data of a cluster already");
+        }
+        if Shares::read(store).await?.is_some() {
+            bail!(
+                "{store} is a branch, which shares files with its parent: make an independent copy with \
+                 `flagstone backup` and `flagstone restore`, and convert that"
+            );
+        }
+        let journal = BucketJournal::look(&self.journal(), &journal_options(&manifest)).await?;
+        if journal.epoch < manifest.epoch() {
+            bail!(
+                "the journal of {store} is not there: start the server once with its journal in the \
+                 store (without `journal`), and stop it"
+            );
+        }
+        let map = MapStore::new(store).newest().await?;
+        if map.is_some() && !journal.is_ended {
+            bail!("{store} has maps of a cluster (cluster/map) to which it does not belong");
+        }
+        let checkpoints = Catalog::of(store).list().await?.len();
+        let contents = Contents::of(&self.controls(&manifest).await?);
+        if !journal.is_ended {
+            self.check_checkpoints(checkpoints)?;
+            contents.check(store)?;
+        }
+        Ok(ConvertibleData {
+            shards: manifest.layout().shards,
+            keys: contents.keys.iter().sum(),
+            checkpoints: if journal.is_ended { 0 } else { checkpoints },
+            is_begun: journal.is_ended,
+            lease: map.map_or(self.lease, |map| map.lease()),
+        })
+    }
+
+    /// Converts the data. Must run on the background runtime.
+    ///
+    /// # Errors
+    /// As of [`look`](Self::look), and if another process takes the data over meanwhile. Unless the
+    /// journal has ended, it is still that of a single server; else the conversion is to be repeated.
+    pub async fn run(&self, clock: Clock) -> Result<ConvertibleData> {
+        let found = self.look().await?;
+        if !found.is_begun {
+            self.end_single_server(clock).await?;
+        }
+        let lease = self.give_to_cluster().await?.lease();
+        let contents = Contents::of(&self.controls(&self.manifest().await?).await?);
+        Ok(ConvertibleData { lease, keys: contents.keys.iter().sum(), ..found })
+    }
+
+    /// Stores everything in the engines, and ends the journal for good.
+    async fn end_single_server(&self, clock: Clock) -> Result<()> {
+        let store = &self.options.store;
+        let directory = Directory::open(self.options.clone(), clock).await?;
+        let epoch = directory.journal.epoch();
+        let (engines, catalog) = (directory.engines(), Catalog::of(store));
+        let checkpoints = catalog.list().await?;
+        let contents = Contents::of_open(&directory).check(store);
+        if let Err(refusal) = contents.and_then(|()| self.check_checkpoints(checkpoints.len())) {
+            directory.close().await?;
+            return Err(refusal);
+        }
+        for checkpoint in &checkpoints {
+            catalog.remove(&engines, checkpoint).await?;
+        }
+        // As at a start: nobody would release the files that its branch keeps.
+        remove_tree(&store.join(COPYING)).await?;
+        catalog.clean(&engines).await?;
+        directory.close().await?;
+        let options = journal_options(&self.manifest().await?);
+        Ok(BucketJournal::end_for_good(&self.journal(), &options, epoch).await?)
+    }
+
+    /// Makes the data that of a cluster, and returns its newest map. The journal must have ended for
+    /// good.
+    async fn give_to_cluster(&self) -> Result<Arc<ClusterMap>> {
+        let store = &self.options.store;
+        // Opening the directory has changed it.
+        let manifest = self.manifest().await?;
+        let (place, options) = (self.journal(), journal_options(&manifest));
+        let journal = BucketJournal::look(&place, &options).await?;
+        if !journal.is_ended {
+            bail!("the journal {place} has not ended");
+        }
+        BucketJournal::remove_records(&place, &options).await?;
+        let (shards, epoch) = (manifest.layout().shards, journal.epoch.max(manifest.epoch()));
+        let lease_ms = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
+        let first = || MapDraft::create_behind(epoch, shards, lease_ms);
+        let map = newest_or(&MapStore::new(store), first).await?;
+        if map.shards.len() != usize::from(shards) || map.next_life <= epoch {
+            bail!("the map of a cluster in {store} is that of other data");
+        }
+        let map = self.give_libraries(&manifest, map).await?;
+        manifest.give_to_cluster(store).await?;
+        Ok(map)
+    }
+
+    /// Makes the libraries of functions those of the cluster, unless an earlier conversion has, and servers
+    /// may have changed them since.
+    async fn give_libraries(
+        &self,
+        manifest: &Manifest,
+        map: Arc<ClusterMap>,
+    ) -> Result<Arc<ClusterMap>> {
+        let controls = self.controls(manifest).await?;
+        let libraries = || controls.iter().flat_map(|(_, control)| control.libraries.values());
+        if map.number() > 1 || libraries().next().is_none() {
+            return Ok(map);
+        }
+        let store = &self.options.store;
+        let id = LibraryStore::new(store).put(&map, libraries()).await?;
+        let maps = MapStore::new(store);
+        match maps.amend(|draft| draft.replace_functions(None, Some(id))).await {
+            Ok(map) => Ok(map),
+            // Another process converts the data, too: its object has the same.
+            Err(AmendError::Refused(MapRefusal::OtherLibraries)) => Ok(map),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn check_checkpoints(&self, checkpoints: usize) -> Result<()> {
+        if checkpoints > 0 && !self.removes_checkpoints {
+            bail!(
+                "{} has {checkpoints} checkpoints, which nobody can restore once it is a cluster's: make \
+                 backups (`flagstone backup`), then convert it with --remove-checkpoints",
+                self.options.store
+            );
+        }
+        Ok(())
+    }
+
+    async fn manifest(&self) -> Result<Manifest> {
+        let store = &self.options.store;
+        if store.dir().is_some() {
+            bail!(
+                "{store} is a local directory, which servers cannot share: copy it to a bucket with \
+                 `flagstone reshard --to`"
+            );
+        }
+        let manifest = Manifest::read_any(store).await?;
+        manifest.with_context(|| format!("{store} is no data directory"))
+    }
+
+    fn journal(&self) -> Place {
+        self.options.store.join("journal")
+    }
+
+    async fn controls(&self, manifest: &Manifest) -> Result<Vec<(u16, Control)>> {
+        let mut looks = 1;
+        loop {
+            match peek_controls(&self.options.store, manifest.layout().shards).await {
+                Err(_) if looks < LOOKS => looks += 1,
+                read => return read,
+            }
+        }
+    }
+}
+
+fn journal_options(manifest: &Manifest) -> BucketOptions {
+    BucketOptions { salt: manifest.salt(), ..BucketOptions::default() }
+}
+
+impl Contents {
+    /// Returns what the control rows of all shards tell.
+    fn of(controls: &[(u16, Control)]) -> Self {
+        let mut found = Self::default();
+        for (_, control) in controls {
+            found.source = found.source.later(control.source.clone());
+            let live = &control.generations.live;
+            found.keys.resize(found.keys.len().max(live.len()), 0);
+            for (keys, generation) in found.keys.iter_mut().zip(live) {
+                *keys += control.counters.totals(*generation).0;
+            }
+        }
+        found
+    }
+
+    /// Returns what an open directory has.
+    fn of_open(directory: &Directory) -> Self {
+        Self { keys: directory.keys().collect(), source: directory.source.clone() }
+    }
+
+    /// Refuses what a cluster cannot have.
+    fn check(&self, store: &Place) -> Result<()> {
+        let others = self.keys.iter().enumerate().skip(1).filter(|(_, keys)| **keys > 0);
+        let others: Vec<String> =
+            others.map(|(db, keys)| format!("{keys} keys in database {db}")).collect();
+        if !others.is_empty() {
+            bail!(
+                "{store} has {}, and a cluster has database 0 only: move them there (MOVE), or flush \
+                 these databases (FLUSHDB)",
+                others.join(", ")
+            );
+        }
+        if !self.source.id.is_empty() || self.source.extent == SourceExtent::Part {
+            bail!(
+                "{store} is the data set of a replica: end that with REPLICAOF NO ONE, or convert that \
+                 of its primary"
+            );
+        }
+        Ok(())
+    }
+}
