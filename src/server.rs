@@ -129,7 +129,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     supervisor.iter().for_each(|supervisor| supervisor.tell("STATUS=Opening the data directory"));
     let clock = Clock::default();
     let archive = options.location().archive();
-    let opening = background.spawn(membership::open(options, clock.clone(), settings.clone()));
+    let opening = background.spawn(membership::open(options, clock.clone(), config.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
     let Opened { directory: opened, joined } = opened;
     let hidden = if settings.cluster_enabled { opened.keys_from(1) } else { 0 };

@@ -14,7 +14,7 @@ mod tests;
 use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -23,6 +23,12 @@ use tokio::time::Instant;
 pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use proof::{is_proven, prove};
+
+/// How long a command on a slot of another server waits for a newer map, of which this server has heard.
+const HEARD: Duration = Duration::from_secs(1);
+
+/// Pause between two looks if that is over.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How long a command waits for a shard that changes hands, or for libraries of functions.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -80,10 +86,14 @@ pub struct Cluster {
     lacks_libraries: AtomicBool,
     /// The greatest number of a map that another server has named.
     hint: AtomicU64,
+    /// When it was named.
+    hinted_at: Mutex<Option<Instant>>,
     /// Notified when the map or a state changes, ...
     changed: Notify,
     /// ... and when this server should look for a newer map.
     pub hinted: Notify,
+    /// Number of shards that this server owns and could not take.
+    pub untaken: AtomicUsize,
     /// Messages of PUBLISH on their way to the other servers.
     pub messages: MessageQueues,
     /// The newest link by which each other server sends messages: the nonce that this one gave.
@@ -110,6 +120,8 @@ impl Cluster {
             libraries,
             lacks_libraries,
             hint,
+            hinted_at: Mutex::default(),
+            untaken: AtomicUsize::new(0),
             changed,
             hinted,
             messages,
@@ -183,9 +195,20 @@ impl Cluster {
 
     /// Notes that another server has named a map.
     pub fn hear(&self, number: u64) {
-        if self.hint.fetch_max(number, Ordering::AcqRel) < number && self.map().number() < number {
-            self.hinted.notify_one();
+        if self.hint.load(Ordering::Acquire) >= number || self.map().number() >= number {
+            return;
         }
+        *self.hinted_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.hint.fetch_max(number, Ordering::AcqRel);
+        self.hinted.notify_one();
+    }
+
+    /// Returns true if this server has just heard of a newer map, which it is about to read: that map may
+    /// give it what the known one gives to others.
+    fn is_behind(&self, map: &ClusterMap) -> bool {
+        let heard_at = || *self.hinted_at.lock().unwrap_or_else(PoisonError::into_inner);
+        self.hint.load(Ordering::Acquire) > map.number()
+            && heard_at().is_some_and(|at| at.elapsed() < HEARD)
     }
 
     /// Returns true if a server is this one, or answers it.
@@ -258,6 +281,9 @@ impl Cluster {
             ServedState::Elsewhere => {}
         }
         let map = self.map();
+        if self.is_behind(&map) {
+            return SlotOwner::Soon;
+        }
         match map.shards().get(usize::from(shard)).and_then(|entry| entry.owner) {
             None => SlotOwner::Nobody,
             Some(owner) if owner == self.life => SlotOwner::Soon,
@@ -308,7 +334,11 @@ impl Cluster {
             if !waits || Instant::now() >= limit {
                 return;
             }
-            let _ = tokio::time::timeout_at(limit, changed).await;
+            let look = match self.is_behind(&self.map()) {
+                true => limit.min(Instant::now() + LOOK),
+                false => limit,
+            };
+            let _ = tokio::time::timeout_at(look, changed).await;
         }
     }
 

@@ -59,6 +59,10 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
         let why = node.health.stalls.why(shard).unwrap_or_default();
         reasons.push(format!("shard {shard} cannot store rows: {why}"));
     }
+    let untaken = node.cluster.as_ref().map_or(0, |it| it.untaken.load(Ordering::Relaxed));
+    if untaken > 0 {
+        reasons.push(format!("{untaken} shards of this server cannot be taken: the log says why"));
+    }
     if node.followers.failover.step() != FailoverStep::None {
         reasons.push("writes wait for a failover".to_owned());
     }

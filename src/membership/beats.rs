@@ -8,7 +8,7 @@
 use super::{STEPS, Seated};
 use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
-use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState};
+use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
 use flagstone_wire::resp::reply::write_request;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,7 +52,7 @@ impl Heard {
 pub(super) struct Beats {
     own: Seated,
     heard: Heard,
-    tasks: BTreeMap<Life, AbortHandle>,
+    tasks: BTreeMap<Life, (NodeAddress, AbortHandle)>,
 }
 
 impl Beats {
@@ -66,8 +66,11 @@ impl Beats {
 
     /// Sends beats to these servers, and no others. A new one counts as heard for now.
     pub(super) fn keep(&mut self, others: &[MapMember]) {
-        let gone = self.tasks.extract_if(.., |life, _| others.iter().all(|m| m.life != *life));
-        for (life, task) in gone {
+        let is_kept = |life: &Life, at: &NodeAddress| {
+            others.iter().any(|member| member.life == *life && member.address == *at)
+        };
+        let gone = self.tasks.extract_if(.., |life, (at, _)| !is_kept(life, at));
+        for (life, (_, task)) in gone {
             task.abort();
             self.heard.forget(life);
         }
@@ -78,14 +81,14 @@ impl Beats {
             self.heard.note(member.life);
             let beating = beat(self.own.clone(), self.heard.clone(), member.clone());
             let task = self.own.node.background.spawn(beating);
-            self.tasks.insert(member.life, task.abort_handle());
+            self.tasks.insert(member.life, (member.address.clone(), task.abort_handle()));
         }
     }
 }
 
 impl Drop for Beats {
     fn drop(&mut self) {
-        self.tasks.values().for_each(AbortHandle::abort);
+        self.tasks.values().for_each(|(_, task)| task.abort());
     }
 }
 
@@ -196,6 +199,12 @@ pub(crate) async fn tell_of(map: &Arc<ClusterMap>) {
     let open = map.members().iter().filter(|member| member.state == MemberState::Open);
     let telling: JoinSet<_> = open.map(|member| tell(map.clone(), member.clone())).collect();
     let _ = timeout(TELLING, telling.join_all()).await;
+}
+
+/// Tells the next owner of a shard of the newest map.
+pub(super) async fn tell_next(own: &Seated, next: &MapMember) -> Result<(), String> {
+    let told = ask_whether_there(own, next, None).await;
+    told.map(drop)
 }
 
 async fn tell(map: Arc<ClusterMap>, member: MapMember) -> Result<(), String> {

@@ -1,7 +1,7 @@
 //! Opens the data at the start. In a cluster the server joins: with its id, its address and a new life.
 
 use crate::cluster::Cluster;
-use crate::config::{ReplAck, Settings};
+use crate::config::{Config, ReplAck, Settings};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId};
@@ -33,8 +33,9 @@ pub(crate) struct Opened {
 pub(crate) async fn open(
     mut options: OpenOptions,
     clock: Clock,
-    settings: Arc<Settings>,
+    config: Arc<Config>,
 ) -> Result<Opened> {
+    let settings = config.settings();
     let wants = settings.cluster_enabled && options.store.dir().is_none();
     if !wants || is_of_one_server(&options.store).await? {
         let directory = Directory::open(options, clock).await?;
@@ -52,6 +53,10 @@ pub(crate) async fn open(
             bail!("{name} does not work in a cluster of several servers");
         }
     }
+    // The servers send it to each other.
+    if config.renamed().iter().any(|[command, _]| command.eq_ignore_ascii_case("cluster")) {
+        bail!("rename-command CLUSTER does not work in a cluster of several servers");
+    }
     options.default_shards = SHARDS;
     options.lease = Duration::from_millis(settings.cluster_lease_ms);
     let address = address_of(&settings)?;
@@ -65,7 +70,7 @@ pub(crate) async fn open(
 }
 
 /// Returns the address that clients and other servers use.
-fn address_of(settings: &Settings) -> Result<NodeAddress> {
+pub(super) fn address_of(settings: &Settings) -> Result<NodeAddress> {
     let announced = [&settings.cluster_announce_ip, &settings.cluster_announce_hostname];
     let announced = announced.into_iter().find_map(Clone::clone);
     let bound = || {

@@ -26,6 +26,7 @@ use flagstone_storage::journal::Lsn;
 use spreading::Spreading;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use suspicion::Suspicion;
@@ -100,6 +101,8 @@ struct Agent {
     suspicion: Suspicion,
     spreading: Spreading,
     looked: Instant,
+    /// Shards that could not be taken: one that is damaged must not keep others from being served.
+    alone: BTreeSet<u16>,
     /// Trouble that was logged lately.
     told: BTreeMap<String, Instant>,
     /// True once the process is to end: then it keeps no shard.
@@ -182,6 +185,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         suspicion,
         spreading,
         looked,
+        alone: BTreeSet::new(),
         told: BTreeMap::new(),
         ending: false,
     };
@@ -240,8 +244,12 @@ impl Agent {
             Some(MemberState::Open) => {}
             _ => anyhow::bail!("another server has taken over: life {} is sealed", self.life()),
         }
+        self.follow_address(&map).await?;
         self.spreading.keep(&self.own.cluster.others());
         self.again.retain(|_, at| *at > Instant::now());
+        self.alone
+            .retain(|id| map.shards()[usize::from(*id)].owner == Some(self.own.cluster.life()));
+        self.own.cluster.untaken.store(self.alone.len(), Ordering::Relaxed);
         self.take_what_is_given(&map);
         self.take_parked(&map).await?;
         self.unlist_flushed(&map).await?;
@@ -250,19 +258,31 @@ impl Agent {
         self.forget_ended(&map).await
     }
 
+    /// Notes in the map that this server is at another address, as CONFIG SET may have changed it.
+    async fn follow_address(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
+        let address = joining::address_of(&self.own.node.config.settings());
+        let (Ok(address), Some(member)) = (address, map.member(self.life())) else { return Ok(()) };
+        if member.address == address {
+            return Ok(());
+        }
+        let life = self.life();
+        self.change("another address", |draft| draft.readdress(life, &address)).await
+    }
+
     /// Returns true if nothing is being done with a shard, and nothing has just failed.
     fn is_free(&self, shard: u16) -> bool {
         !self.busy.contains(&shard) && !self.again.contains_key(&shard)
     }
 
     /// Begins to take the shards that the map gives to this server: those with the same journals
-    /// together.
+    /// together, but each alone that could not be taken.
     fn take_what_is_given(&mut self, map: &ClusterMap) {
-        let mut groups: BTreeMap<&[Life], Vec<&MapShard>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&[Life], Option<u16>), Vec<&MapShard>> = BTreeMap::new();
         for entry in map.owned_by(self.life()) {
             let is_new = self.own.cluster.state(entry.id) == ServedState::Elsewhere;
             if is_new && self.is_free(entry.id) {
-                groups.entry(&entry.journals).or_default().push(entry);
+                let alone = self.alone.contains(&entry.id).then_some(entry.id);
+                groups.entry((&entry.journals, alone)).or_default().push(entry);
             }
         }
         for group in groups.into_values() {
@@ -398,6 +418,7 @@ impl Agent {
         match outcome {
             Ok(ShardChange::Taken { up_to, refused }) => {
                 let is_taken = |id: &&u16| refused.iter().all(|(other, _)| other != *id);
+                self.alone.retain(|id| !shards.contains(id));
                 if let Some(lsn) = up_to {
                     self.adopted.extend(shards.iter().filter(is_taken).map(|id| (*id, lsn)));
                 }
@@ -413,6 +434,8 @@ impl Agent {
     /// Notes that shards did not change hands: they are tried again after a pause.
     fn try_again(&mut self, shards: &[u16], why: &str) {
         self.warn(format!("shards {shards:?} do not change hands yet: {why}"));
+        let state = |id: &&u16| self.own.cluster.state(**id) != ServedState::Served;
+        self.alone.extend(shards.iter().filter(state));
         let at = Instant::now() + RETRY * self.lease();
         self.again.extend(shards.iter().map(|id| (*id, at)));
     }

@@ -1,6 +1,7 @@
 //! Gives shards away: to a server that has too few, to one that a user names, or to all others when this
 //! one leaves.
 
+use super::beats::tell_next;
 use super::{Agent, Handled, Seated, ShardChange, on_worker};
 use crate::cluster::ServedState;
 use crate::node::ShutdownRequest;
@@ -25,6 +26,10 @@ const HELD: Duration = Duration::from_secs(2);
 
 /// Pause between two looks at a flush.
 const POLL: Duration = Duration::from_millis(20);
+
+/// How long a shard's next owner has to hear of the map that makes it the owner, before clients are sent
+/// there.
+const TOLD: Duration = Duration::from_millis(250);
 
 /// Shards that a leaving server gives away at a time.
 const AT_ONCE: usize = 4;
@@ -227,7 +232,13 @@ async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
         None => draft.park(shard, life),
     });
     match given.await? {
-        Ok(map) => own.cluster.learn(&map),
+        Ok(map) => {
+            own.cluster.learn(&map);
+            // Its clients wait there from now on, and are not sent back.
+            if let Some(next) = to.and_then(|life| map.member(life)) {
+                let _ = timeout(TOLD, tell_next(own, next)).await;
+            }
+        }
         Err(MapRefusal::NotOpen(life)) => bail!("life {life} has ended"),
         Err(refusal) => bail!("{refusal}"),
     }

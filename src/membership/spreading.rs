@@ -6,7 +6,7 @@
 use super::beats::{PeerConnection, ask, connect};
 use super::{STEPS, Seated};
 use crate::cluster::{LinkFacts, PeerQueue, SpreadMessage};
-use flagstone_storage::cluster::{Life, MapMember};
+use flagstone_storage::cluster::{Life, MapMember, NodeAddress};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 /// The tasks that send messages, one for each other server.
 pub(super) struct Spreading {
     own: Seated,
-    tasks: BTreeMap<Life, AbortHandle>,
+    tasks: BTreeMap<Life, (NodeAddress, AbortHandle)>,
 }
 
 impl Spreading {
@@ -27,8 +27,11 @@ impl Spreading {
     /// Sends messages to these servers, and no others.
     pub(super) fn keep(&mut self, others: &[MapMember]) {
         let messages = &self.own.cluster.messages;
-        let gone = self.tasks.extract_if(.., |life, _| others.iter().all(|m| m.life != *life));
-        for (life, task) in gone {
+        let is_kept = |life: &Life, at: &NodeAddress| {
+            others.iter().any(|member| member.life == *life && member.address == *at)
+        };
+        let gone = self.tasks.extract_if(.., |life, (at, _)| !is_kept(life, at));
+        for (life, (_, task)) in gone {
             messages.remove(life);
             task.abort();
         }
@@ -39,14 +42,14 @@ impl Spreading {
             let queue = messages.add(member.node, member.life);
             let spreading = spread(self.own.clone(), member.clone(), queue);
             let task = self.own.node.background.spawn(spreading);
-            self.tasks.insert(member.life, task.abort_handle());
+            self.tasks.insert(member.life, (member.address.clone(), task.abort_handle()));
         }
     }
 }
 
 impl Drop for Spreading {
     fn drop(&mut self) {
-        for (life, task) in &self.tasks {
+        for (life, (_, task)) in &self.tasks {
             self.own.cluster.messages.remove(*life);
             task.abort();
         }

@@ -6,6 +6,7 @@ use super::pubsub::Raw;
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::{Commands, Value};
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -646,4 +647,108 @@ fn a_shard_that_is_written_to_all_the_time_moves() {
         let number = writer.join().expect("it went on");
         assert_eq!(reading.get::<_, u64>(key).expect("a number"), number);
     });
+}
+
+/// Clients have a limit of redirections, and a shard that moves must not cost more than a few.
+#[test]
+fn clients_are_not_sent_to_and_fro_while_shards_move() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    let ports: Vec<u16> = servers.iter().map(Server::port).collect();
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let follow = |most: &mut usize| {
+        let mut links: BTreeMap<u16, redis::Connection> = BTreeMap::new();
+        let mut at = ports[0];
+        let mut number = 0;
+        while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+            number += 1;
+            let key = format!("key:{}", number % 60);
+            let mut sent = 0;
+            while sent < 1000 {
+                let link = match links.entry(at) {
+                    std::collections::btree_map::Entry::Occupied(link) => link.into_mut(),
+                    std::collections::btree_map::Entry::Vacant(place) => {
+                        let url = format!("redis://127.0.0.1:{at}/");
+                        let client = redis::Client::open(url).expect("an address");
+                        let Ok(link) = client.get_connection() else {
+                            // The server that has left.
+                            at = ports[0];
+                            break;
+                        };
+                        place.insert(link)
+                    }
+                };
+                match link.set::<_, _, ()>(&key, number) {
+                    Ok(()) => break,
+                    Err(error) if error.code() == Some("MOVED") => {
+                        sent += 1;
+                        let to = error.redirect_node().expect("an address").0;
+                        at = to.rsplit(':').next().expect("a port").parse().expect("a port");
+                    }
+                    Err(_) => {
+                        links.remove(&at);
+                        at = ports[0];
+                    }
+                }
+            }
+            *most = (*most).max(sent);
+        }
+    };
+    let mut most = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| follow(&mut most));
+        for to in [0, 1, 0, 1] {
+            let to = format!("127.0.0.1:{}", ports[to]);
+            cluster.told(&["move", "0,1,2,3,4,5", "--to", &to]);
+        }
+        cluster.told(&["move", "0,1,2,3,4,5", "--unpin"]);
+        servers.pop().expect("the second one").stop();
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(most > 0 && most <= 6, "{most} redirections of one command");
+}
+
+/// The others of its group are intact.
+#[test]
+fn a_damaged_shard_keeps_no_other_one_from_being_served() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    let mut lost = servers.remove(0);
+    let of_lost = shards_of(&cluster.map(), &asked(&lost, ["CLUSTER", "MYID"]));
+    lost.kill();
+    let shard = cluster.bucket.path().join(format!("data/shard-{}", of_lost[0]));
+    std::fs::rename(&shard, shard.with_extension("away")).expect("renamed");
+    let served = || {
+        let info = asked(&servers[0], ["INFO", "everything"]);
+        let line = info.lines().find(|line| line.starts_with("cluster_shards_served:"));
+        line.expect("their number")["cluster_shards_served:".len()..].parse::<usize>()
+    };
+    until("all others are served", || served() == Ok(5));
+    std::fs::rename(shard.with_extension("away"), &shard).expect("renamed");
+    until("all are served", || served() == Ok(6));
+    check(&mut client(&[&servers[0]]), 1);
+}
+
+#[test]
+fn others_follow_a_server_to_another_port() {
+    let cluster = Cluster::new();
+    let servers = cluster.servers(2);
+    let mut plain = servers[0].client();
+    let port = super::config::moved_to_a_free_port(&mut plain);
+    let address = format!("127.0.0.1:{port}@");
+    for server in [&mut plain, &mut servers[1].client()] {
+        until("the new address is known", || {
+            redis::cmd("CLUSTER")
+                .arg("NODES")
+                .query::<String>(server)
+                .expect("shown")
+                .contains(&address)
+        });
+    }
+    let answers =
+        || asked(&servers[1], ["INFO", "everything"]).contains("cluster_servers_silent:0\r\n");
+    until("it answers there", answers);
+    std::thread::sleep(4 * LEASE);
+    assert!(answers(), "nobody was taken over");
 }

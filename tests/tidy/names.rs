@@ -19,6 +19,7 @@ const NAME_COMMANDS: &[(&str, &str, &str)] = &[
     ("src/functions/load.rs", "log", "a function of Lua"),
     ("src/membership/beats.rs", "BEAT", "a command that another server is sent"),
     ("src/membership/beats.rs", "CLUSTER", "a command that another server is sent"),
+    ("src/membership/joining.rs", "cluster", "an argument of rename-command"),
     ("src/membership/joining.rs", "replicaof", "a setting"),
     ("src/membership/spreading.rs", "CLUSTER", "a command that another server is sent"),
     ("src/membership/spreading.rs", "LINK", "a command that another server is sent"),

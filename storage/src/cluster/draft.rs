@@ -164,8 +164,8 @@ impl MapDraft {
         }
         let life = Life(self.map.next_life);
         self.map.next_life += 1;
-        let (state, leaving) = (MemberState::Open, false);
-        self.map.members.push(MapMember { node, life, state, leaving, address });
+        let (state, begun, leaving) = (MemberState::Open, false, false);
+        self.map.members.push(MapMember { node, life, state, begun, leaving, address });
         let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
         let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
         for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
@@ -177,6 +177,32 @@ impl MapDraft {
             self.inherit(shard, life);
         }
         Ok(life)
+    }
+
+    /// Notes that a life has begun its journal.
+    ///
+    /// # Errors
+    /// If it is not open, or if that was noted before.
+    pub fn begin(&mut self, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        let member = self.map.members.iter_mut().find(|m| m.life == life && !m.begun);
+        member.ok_or(MapRefusal::NoChange)?.begun = true;
+        Ok(())
+    }
+
+    /// Notes that an open life is at another address.
+    ///
+    /// # Errors
+    /// If it is not open, if the host is not valid, or if it is there already.
+    pub fn readdress(&mut self, life: Life, address: &NodeAddress) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        if !address.is_valid() {
+            return Err(MapRefusal::NoHost);
+        }
+        let elsewhere = |m: &&mut MapMember| m.life == life && m.address != *address;
+        let member = self.map.members.iter_mut().find(elsewhere);
+        member.ok_or(MapRefusal::NoChange)?.address = address.clone();
+        Ok(())
     }
 
     /// Notes that the journal of a life is sealed, and gives its shards to `heirs`: pairs of a shard

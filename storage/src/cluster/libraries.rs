@@ -134,7 +134,7 @@ pub struct LibraryStore {
 impl LibraryStore {
     /// Creates the store of the libraries in a data directory. Makes no request.
     pub fn new(directory: &Place) -> Self {
-        let limits = AskLimits { request: ATTEMPT, pause: PAUSE };
+        let limits = AskLimits { request: ATTEMPT, longest: ATTEMPT, pause: PAUSE };
         Self { place: directory.join("cluster/functions"), limits }
     }
 

@@ -62,13 +62,22 @@ pub struct SealedLife {
 }
 
 impl SealedLife {
-    /// Seals the journal of a life, which may go on until then, and reads it.
+    /// Seals the journal of a life, which may go on until then, and reads it. `is_begun`: its objects
+    /// must be there. If there are none, nothing is put: they may come back.
     pub(crate) async fn seal(
         store: &Place,
-        life: Life,
+        (life, is_begun): (Life, bool),
         options: BucketOptions,
     ) -> Result<Self, JournalError> {
-        let recovery = BucketJournal::recover(journal_of(store, life), options).await?;
+        let place = journal_of(store, life);
+        let missing = || JournalError::Failed(format!("the journal {place} is missing"));
+        if is_begun && BucketJournal::newest(&place, &options).await? == 0 {
+            return Err(missing());
+        }
+        let recovery = BucketJournal::recover(place.clone(), options).await?;
+        if is_begun && !recovery.has_objects() {
+            return Err(missing());
+        }
         Ok(Self::new(life, recovery))
     }
 

@@ -132,6 +132,9 @@ pub struct MapMember {
     pub node: NodeId,
     pub life: Life,
     pub state: MemberState,
+    /// True once it has begun its journal, which it does before it takes a shard: its objects must be
+    /// there until no list names it.
+    pub begun: bool,
     /// True once it is to own nothing any more: nobody gives it shards.
     pub leaving: bool,
     pub address: NodeAddress,

@@ -58,11 +58,14 @@ impl ClusterSeat {
         let map = newest_or(&maps, first).await?;
         let journal_options = journal_options(&options, manifest.salt(), map.lease());
         let life = loop {
-            let former = maps.newest().await?.and_then(|map| Some(map.open_member(node)?.life));
+            let newest = maps.newest().await?;
+            let former = newest.as_ref().and_then(|map| map.open_member(node));
             if let Some(former) = former {
-                tracing::info!(life = former.0, "ending the former life of this server");
+                tracing::info!(life = former.life.0, "ending the former life of this server");
+                let former = (former.life, former.begun);
                 SealedLife::seal(&store, former, journal_options.clone()).await?;
             }
+            let former = former.map(|former| former.life);
             if let Some(life) = join_map(&maps, node, address, former).await? {
                 break life;
             }
@@ -75,6 +78,9 @@ impl ClusterSeat {
         let libraries = LibraryStore::new(&store);
         let seat =
             Self { store, node, life, maps, libraries, journal, journal_options, taker, sealed };
+        if let Err(refusal) = seat.amend(|draft| draft.begin(life)).await? {
+            bail!("life {life} of this server cannot begin: {refusal}");
+        }
         Ok((directory, seat))
     }
 
@@ -105,7 +111,10 @@ impl ClusterSeat {
         if let Some(sealed) = read(self) {
             return Ok(sealed);
         }
-        let sealing = SealedLife::seal(&self.store, life, self.journal_options.clone());
+        let map = self.maps.newest().await?;
+        let is_begun = map.and_then(|map| Some(map.member(life)?.begun)).unwrap_or(false);
+        let options = self.journal_options.clone();
+        let sealing = SealedLife::seal(&self.store, (life, is_begun), options);
         let sealed = Arc::new(sealing.await.with_context(|| format!("ending life {life}"))?);
         Ok(self.sealed().entry(life).or_insert(sealed).clone())
     }

@@ -15,6 +15,8 @@ use crate::partition::Partition;
 use crate::place::Place;
 use crate::slot::slot_of;
 use crate::value::{Str, Value};
+use futures::TryStreamExt;
+use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -500,4 +502,38 @@ async fn a_forgotten_life_stays_sealed() {
     world.zombies.push(former);
     world.disturb(3).await;
     world.check(&mut heir, 3).await;
+}
+
+/// It has begun its journal, so it may have stored something there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nobody_goes_on_without_the_journal_of_a_life_that_has_begun_one() {
+    let mut world = World::new(4);
+    let mut former = TestServer::join(&world.store, 0).await;
+    former.take().await;
+    world.fill(&mut former).await;
+    let life = former.seat.life();
+    let heir = TestServer::join(&world.store, 1).await;
+    let journal = super::lives::journal_of(&world.store, life);
+    let (store, root) = (journal.store(), journal.root());
+    let objects: Vec<_> = store.list(Some(root)).try_collect().await.unwrap();
+    let mut kept = Vec::new();
+    for object in objects {
+        let content = store.get(&object.location).await.unwrap().bytes().await.unwrap();
+        store.delete(&object.location).await.unwrap();
+        kept.push((object.location, content));
+    }
+    drop(former);
+    for _ in 0..2 {
+        let refused = heir.try_take_over(life, &[heir.seat.life()]).await;
+        let why = format!("{:#}", refused.unwrap_err());
+        assert!(why.contains("is missing"), "{why}");
+    }
+    // Nothing was put in its place: it can come back.
+    for (location, content) in kept {
+        store.put(&location, content.into()).await.unwrap();
+    }
+    let mut heir = heir;
+    heir.take_over(life, &[heir.seat.life()]).await;
+    heir.take().await;
+    world.check(&mut heir, 4).await;
 }

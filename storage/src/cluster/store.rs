@@ -104,7 +104,7 @@ impl MapStore {
     /// Creates the store of the maps in a data directory. Makes no request.
     pub fn new(directory: &Place) -> Self {
         let place = directory.join("cluster/map");
-        let limits = AskLimits { request: ATTEMPT, pause: PAUSE };
+        let limits = AskLimits { request: ATTEMPT, longest: ATTEMPT, pause: PAUSE };
         Self { place, kept: MAPS_KEPT, limits, known: Mutex::default() }
     }
 

@@ -21,6 +21,11 @@ use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Time limit of the first look at an engine's epoch, which doubles, and the number of looks.
+const EPOCH: Duration = Duration::from_secs(2);
+const EPOCH_TRIES: usize = 5;
 
 /// A shard that the map gives to this life.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,7 +149,7 @@ impl ShardTaker {
     {
         let places = given.iter().map(|one| shard_place(&self.store, one.id).join("db"));
         let places: Vec<Place> = places.collect();
-        let epochs = try_join_all(places.iter().map(Engine::writer_epoch)).await?;
+        let epochs = try_join_all(places.iter().map(epoch_of)).await?;
         for (one, epoch) in given.iter().zip(&epochs) {
             if one.is_begun && *epoch == 0 {
                 bail!("the files of shard {} are missing in {}", one.id, self.store);
@@ -190,6 +195,18 @@ impl ShardTaker {
         }
         Ok(lsn)
     }
+}
+
+/// Returns the writer epoch of an engine. Commands wait for it: a request that hangs is made again.
+async fn epoch_of(place: &Place) -> Result<u64> {
+    let mut limit = EPOCH;
+    for _ in 0..EPOCH_TRIES {
+        if let Ok(epoch) = tokio::time::timeout(limit, Engine::writer_epoch(place)).await {
+            return epoch;
+        }
+        limit *= 2;
+    }
+    bail!("the store of {place} does not answer")
 }
 
 impl OpenedShard {

@@ -10,8 +10,9 @@ const ATTEMPTS: u32 = 8;
 /// Limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskLimits {
-    /// Time limit for an attempt.
+    /// Time limit for the first attempt, and the longest one: it doubles when there is no answer.
     pub(crate) request: Duration,
+    pub(crate) longest: Duration,
     /// The pause after a failed attempt; later pauses grow.
     pub(crate) pause: Duration,
 }
@@ -29,13 +30,16 @@ pub(crate) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     limits: AskLimits,
     mut request: impl FnMut() -> F,
 ) -> Result<T, StoreAway> {
-    let mut pause = limits.pause;
+    let (mut limit, mut pause) = (limits.request, limits.pause);
     let mut reason = String::new();
     for _ in 0..ATTEMPTS {
-        match tokio::time::timeout(limits.request, request()).await {
+        match tokio::time::timeout(limit, request()).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => reason = cause(&error),
-            Err(_) => "it does not answer".clone_into(&mut reason),
+            Err(_) => {
+                limit = (2 * limit).min(limits.longest);
+                "it does not answer".clone_into(&mut reason);
+            }
         }
         tokio::time::sleep(pause).await;
         pause *= 2;

@@ -45,7 +45,8 @@ fn server(sim: &Sim, faults: u64, kept: u64) -> Server {
     client.pace.store(5000, Ordering::SeqCst);
     let mut maps = MapStore::new(&Place::within(client.clone(), "data".into(), "sim"));
     maps.kept = kept;
-    maps.limits = AskLimits { request: Duration::from_millis(50), pause: Duration::from_millis(1) };
+    let request = Duration::from_millis(50);
+    maps.limits = AskLimits { request, longest: request, pause: Duration::from_millis(1) };
     Server { sim: sim.clone(), client, maps }
 }
 

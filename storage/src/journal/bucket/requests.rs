@@ -14,7 +14,13 @@ pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     options: &BucketOptions,
     request: impl FnMut() -> F,
 ) -> Result<T, JournalError> {
-    let limits = AskLimits { request: options.request, pause: options.pause };
+    // Commands wait for a takeover: another attempt may be faster than one that hangs.
+    let first = if options.contested { options.lease } else { options.request };
+    let limits = AskLimits {
+        request: first.min(options.request),
+        longest: options.request,
+        pause: options.pause,
+    };
     let asked = place::ask(place, limits, request).await;
     asked.map_err(|away| JournalError::Away { place: away.place, reason: away.reason })
 }

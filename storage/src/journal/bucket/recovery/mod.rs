@@ -409,6 +409,12 @@ impl BucketRecovery {
 
     // ---- the journal that was found ----------------------------------------------------------
 
+    /// Returns true if there are objects that are needed, other than fences. The newest one of an owner
+    /// always is.
+    pub(crate) fn has_objects(&self) -> bool {
+        !self.chain.is_empty()
+    }
+
     /// Returns the last lsn.
     pub fn end(&self) -> Lsn {
         self.end

@@ -210,36 +210,37 @@ fn a_fence_at_the_number_of_a_deleted_renewal_does_not_count() {
 /// put at the number after the object was deleted.
 #[test]
 fn a_fence_in_the_place_of_an_object_that_was_listed_does_not_count() {
-    runtime().block_on(async {
-        let sim = Sim::new(332);
-        let (old, new) = (sim.client(0), sim.client(0));
-        let owner = Running::open(&old, SyncMode::Always).await;
-        write(&owner, 1).await;
-        for takes_over in [false, true] {
+    // In a takeover that is contested, one that is not, and a view.
+    for contested in [Some(true), Some(false), None] {
+        runtime().block_on(async {
+            let sim = Sim::new(332);
+            let (old, new) = (sim.client(0), sim.client(0));
+            let owner = Running::open(&old, SyncMode::Always).await;
+            write(&owner, 1).await;
             new.gets_wait.store(true, Ordering::SeqCst);
-            let gets = new.gets.load(Ordering::SeqCst);
-            let (place, options) = (place(&new), options(SyncMode::Always));
+            let place = place(&new);
             let starting = tokio::spawn(async move {
-                if takes_over {
+                let options = options(SyncMode::Always);
+                if let Some(contested) = contested {
+                    let options = BucketOptions { contested, ..options };
                     return BucketJournal::recover(place, options).await;
                 }
                 let mut view = BucketRecovery::new(place, options);
                 view.read_unfenced().await.map(|()| view)
             });
-            eventually("it has listed", || new.gets.load(Ordering::SeqCst) > gets).await;
+            eventually("it has listed", || new.gets.load(Ordering::SeqCst) > 0).await;
             let listed = owner.shared.state.lock().unwrap().stored[0].at;
             pass(&owner, listed).await;
             put_fence(&sim, listed, &owner).await;
             new.gets_wait.store(false, Ordering::SeqCst);
             let recovery = starting.await.unwrap().unwrap();
-            assert_eq!(recovery.end(), owner.durable(), "takes over: {takes_over}");
-            if takes_over {
+            assert_eq!(recovery.end(), owner.durable(), "contested: {contested:?}");
+            if contested.is_some() {
                 assert_ended(owner, &recovery).await;
                 assert_serves(&new, recovery).await;
-                return;
             }
-        }
-    });
+        });
+    }
 }
 
 /// Puts the fence of a starter that has slept.
