@@ -192,8 +192,12 @@ impl Worker {
             tracing::warn!(worker = self.id, "some commands did not end in time");
         }
         self.commit();
-        // On a full disk, a hand-over cannot finish.
-        let handing = if self.node.journal.stats().refusing { CLOSING } else { HANDING };
+        // On a full disk, a hand-over cannot finish, and behind a journal that has failed none ever does.
+        let handing = match (self.node.journal.failed(), self.node.journal.stats().refusing) {
+            (Some(_), _) => Duration::ZERO,
+            (None, true) => CLOSING,
+            (None, false) => HANDING,
+        };
         self.jobs_done(handing).await
     }
 
