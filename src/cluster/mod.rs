@@ -27,7 +27,7 @@ pub use proof::{is_proven, prove};
 /// How long a command on a slot of another server waits for a newer map, of which this server has heard.
 const HEARD: Duration = Duration::from_secs(1);
 
-/// Pause between two looks if that is over.
+/// How often a waiting command looks whether that second is over.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How long a command waits for a shard that changes hands, or for libraries of functions.

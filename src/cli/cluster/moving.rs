@@ -172,7 +172,8 @@ impl Moves {
             } else if !is_there(shard.moving_to) {
                 self.called_off += 1;
                 say!(
-                    "shard {}: the move was called off, by another one that was asked for, or as a server has ended or leaves",
+                    "shard {}: the move was called off: another one was asked for, or a server has \
+                    ended or leaves",
                     shard.id
                 );
             }
