@@ -351,31 +351,28 @@ fn a_role_that_is_chosen_right_after_the_start_comes_after_the_first_one() {
 #[test]
 fn transactions_from_before_a_promotion_show_nothing_old() {
     let (old, new, _other) = group();
-    let (mut client, next) = (old.client(), new.client());
+    let (mut client, mut next) = (old.client(), new.client());
     write_behind(&new, &mut client, 1, 5);
-    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let readers: Vec<_> = (0..4)
-        .map(|_| {
-            let (mut reader, stop) = (new.client(), stop.clone());
-            std::thread::spawn(move || {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    run(&mut reader, &["MULTI"]);
-                    let _: Value = cmd("ROLE").query(&mut reader).expect("queued");
-                    let _: Result<Value, _> = cmd("GET").arg("a").query(&mut reader);
-                    let said = ask(&mut reader, &["EXEC"]);
-                    assert!(!said.contains("master") || !said.contains("'\"0\"'"), "{said}");
-                }
-            })
-        })
-        .collect();
-    let mut next = next;
+    let mut readers: Vec<_> = (0..4).map(|_| new.client()).collect();
     for _ in 0..10 {
         replicaof(&mut next, 1);
-        run(&mut next, &["REPLICAOF NO ONE"]);
-    }
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    for reader in readers {
-        reader.join().expect("nothing old was shown");
+        let is_promoted = std::sync::atomic::AtomicBool::new(false);
+        // All of them have ended when it becomes a replica again, which may show what is old.
+        std::thread::scope(|scope| {
+            for reader in &mut readers {
+                scope.spawn(|| {
+                    while !is_promoted.load(std::sync::atomic::Ordering::Relaxed) {
+                        run(reader, &["MULTI"]);
+                        let _: Value = cmd("ROLE").query(reader).expect("queued");
+                        let _: Result<Value, _> = cmd("GET").arg("a").query(reader);
+                        let said = ask(reader, &["EXEC"]);
+                        assert!(!said.contains("master") || !said.contains("'\"0\"'"), "{said}");
+                    }
+                });
+            }
+            run(&mut next, &["REPLICAOF NO ONE"]);
+            is_promoted.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 }
 
