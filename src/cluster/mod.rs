@@ -7,6 +7,7 @@
 
 mod link;
 mod messages;
+mod mirrors;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 
 pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
+pub use mirrors::Mirrors;
 pub use proof::{is_proven, prove};
 
 /// How long a command on a slot of another server waits for a newer map, of which this server has heard.
@@ -94,6 +96,8 @@ pub struct Cluster {
     pub hinted: Notify,
     /// Number of shards that this server owns and could not take.
     pub untaken: AtomicUsize,
+    /// Shards of other servers that are shown, on a replica.
+    pub mirrors: Mirrors,
     /// Messages of PUBLISH on their way to the other servers.
     pub messages: MessageQueues,
     /// The newest link by which each other server sends messages: the nonce that this one gave.
@@ -109,6 +113,7 @@ impl Cluster {
         let (changed, hinted) = (Notify::new(), Notify::new());
         let (silent, libraries) = (RwLock::default(), Mutex::default());
         let (messages, links) = (MessageQueues::default(), Mutex::default());
+        let mirrors = Mirrors::new(layout.shards);
         Self {
             node,
             life,
@@ -124,6 +129,7 @@ impl Cluster {
             untaken: AtomicUsize::new(0),
             changed,
             hinted,
+            mirrors,
             messages,
             links,
         }
@@ -265,6 +271,11 @@ impl Cluster {
     #[inline]
     pub fn serves(&self, slot: u16) -> bool {
         self.state(self.layout.shard_of(slot)) == ServedState::Served
+    }
+
+    /// Returns true if a slot's shard is shown here, although another server owns it.
+    pub fn mirrors(&self, slot: u16) -> bool {
+        self.mirrors.shows(self.layout.shard_of(slot))
     }
 
     /// Returns true if this server neither serves a slot's shard nor waits for it.

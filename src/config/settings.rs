@@ -429,6 +429,7 @@ settings! {
 
     // Cluster.
     cluster_enabled: bool = |v, _| v.flag("cluster-enabled");
+    cluster_replica: bool = |v, _| v.flag("cluster-replica");
     /// Of a new cluster.
     cluster_lease_ms: u64 = |v, _| v.number("cluster-lease-ms");
     /// Zero: the port for clients and 10000.

@@ -113,7 +113,12 @@ fn elsewhere(
             queued(transaction.args()).flat_map(|q| q.command.slots(q.args)).next()
         }
     };
-    if let Some(slot) = slot.filter(|slot| !cluster.serves(*slot)) {
+    let is_shown = |slot: u16| {
+        let reads =
+            || !flags_of(session, node, command, args).intersects(flag!(WRITE | MAY_REPLICATE));
+        session.client.is(ClientState::READONLY) && cluster.mirrors(slot) && reads()
+    };
+    if let Some(slot) = slot.filter(|slot| !cluster.serves(*slot) && !is_shown(*slot)) {
         let secured = session.client.is(ClientState::SECURED);
         match cluster.owner_of(slot) {
             SlotOwner::Here => {}

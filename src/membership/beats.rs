@@ -11,10 +11,11 @@ use crate::tls::{self, PeerStream};
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
 use flagstone_wire::resp::reply::write_request;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
@@ -28,9 +29,17 @@ const PATIENCE: u32 = 3;
 const WELL: &str = "well";
 const CUT_OFF: &str = "cut-off";
 
-/// When each other server has answered last that it is well.
+/// When each other server has answered last that it is well, and what it has said.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>);
+pub(super) struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>, Arc<HeardObjects>);
+
+/// The newest objects of the journals of other servers, as these have said.
+#[derive(Debug, Default)]
+struct HeardObjects {
+    /// When each was asked, and the number up to which all objects of its journal were stored.
+    newest: Mutex<BTreeMap<Life, (Instant, u64)>>,
+    told: Notify,
+}
 
 impl Heard {
     /// Returns for how long a life has not answered; one that is not known is silent for ever.
@@ -45,6 +54,27 @@ impl Heard {
 
     fn forget(&self, life: Life) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&life);
+        self.newest().remove(&life);
+    }
+
+    fn newest(&self) -> MutexGuard<'_, BTreeMap<Life, (Instant, u64)>> {
+        self.1.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes up to which number all objects of a life's journal were stored, or more, when it was asked.
+    fn note_published(&self, life: Life, asked: Instant, number: u64) {
+        self.newest().insert(life, (asked, number));
+        self.1.told.notify_waiters();
+    }
+
+    /// Returns what a life has said last of its journal: when it was asked, and the number.
+    pub(super) fn published(&self, life: Life) -> Option<(Instant, u64)> {
+        self.newest().get(&life).copied()
+    }
+
+    /// Waits until any life says something of its journal.
+    pub(super) async fn told(&self) {
+        self.1.told.notified().await;
     }
 }
 
@@ -97,14 +127,15 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
     let lease = own.cluster.map().lease();
     let mut link = None;
     loop {
-        let told = own.cluster.map().number();
+        let (told, asked_at) = (own.cluster.map().number(), Instant::now());
         let asked = timeout(lease / PATIENCE, ask_whether_there(&own, &to, link.take())).await;
-        if let Ok(Ok((answered, number, is_well))) = asked {
+        if let Ok(Ok((answered, said))) = asked {
             link = Some(answered);
-            if is_well {
+            if said.is_well {
                 heard.note(to.life);
+                heard.note_published(to.life, asked_at, said.published);
             }
-            own.cluster.hear(number);
+            own.cluster.hear(said.map);
         }
         // Others hear of a newer map at once.
         let until = Instant::now() + lease / STEPS;
@@ -117,29 +148,36 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
 /// A connection to another server.
 pub(super) type PeerConnection = BufReader<Box<dyn PeerStream>>;
 
-/// Sends one beat; returns the connection, the number of the newest map that the other server knows,
-/// and true if it is well.
+/// The answer to a beat.
+struct BeatAnswer {
+    /// The number of the newest map that the other server knows.
+    map: u64,
+    is_well: bool,
+    /// The number up to which all objects of its journal are stored.
+    published: u64,
+}
+
+/// Sends one beat; returns the connection and the answer.
 async fn ask_whether_there(
     own: &Seated,
     to: &MapMember,
     link: Option<PeerConnection>,
-) -> Result<(PeerConnection, u64, bool), String> {
+) -> Result<(PeerConnection, BeatAnswer), String> {
     let mut link = match link {
         Some(link) => link,
         None => connect(own, to).await?,
     };
     let map = own.cluster.map();
-    let (known, is_well) = send_beat(&mut link, &map, (own.cluster.life(), to.life)).await?;
-    Ok((link, known, is_well))
+    let said = send_beat(&mut link, &map, (own.cluster.life(), to.life)).await?;
+    Ok((link, said))
 }
 
-/// Sends one beat on a connection; returns the number of the newest map that the other server knows, and
-/// true if it is well.
+/// Sends one beat on a connection.
 async fn send_beat(
     link: &mut PeerConnection,
     map: &ClusterMap,
     (from, to): (Life, Life),
-) -> Result<(u64, bool), String> {
+) -> Result<BeatAnswer, String> {
     let (nonce, number) = (rand::random::<u64>(), map.number());
     let proof = prove(map.secret(), &question(from, to, number, nonce));
     let words = [&from.to_string(), &to.to_string(), &number.to_string(), &nonce.to_string()];
@@ -148,12 +186,14 @@ async fn send_beat(
     request.push(proof.as_bytes());
     let line = ask(link, &request).await?;
     let mut words = line.split(' ');
-    let (Some(known), Some(state), Some(proof)) = (words.next(), words.next(), words.next()) else {
-        return Err(line);
-    };
-    let known: u64 = known.parse().map_err(|_| line.clone())?;
-    match is_proven(map.secret(), &answer(to, known, (state, nonce)), proof.as_bytes()) {
-        true => Ok((known, state == WELL)),
+    let mut next = || words.next().ok_or_else(|| line.clone());
+    let (known, state, published, proof) = (next()?, next()?, next()?, next()?);
+    let number = |word: &str| word.parse::<u64>().map_err(|_| line.clone());
+    let said =
+        BeatAnswer { map: number(known)?, is_well: state == WELL, published: number(published)? };
+    let told = answer(to, (said.map, said.published), (state, nonce));
+    match is_proven(map.secret(), &told, proof.as_bytes()) {
+        true => Ok(said),
         false => Err("the answer is not proven".to_owned()),
     }
 }
@@ -219,19 +259,20 @@ fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {
     format!("beat {from} {to} {number} {nonce}").into_bytes()
 }
 
-fn answer(life: Life, number: u64, (state, nonce): (&str, u64)) -> Vec<u8> {
-    format!("here {life} {number} {state} {nonce}").into_bytes()
+fn answer(life: Life, (number, published): (u64, u64), (state, nonce): (&str, u64)) -> Vec<u8> {
+    format!("here {life} {number} {state} {published} {nonce}").into_bytes()
 }
 
 /// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply. `is_well`: the
-/// journal of this server reaches its store, as far as is known.
+/// journal of this server reaches its store, as far as is known; `published`: the number up to which all
+/// objects of that journal are stored.
 ///
 /// # Errors
 /// If it is not for this life, or not proven.
 pub(crate) fn answer_beat(
     cluster: &Cluster,
     words: [&[u8]; 5],
-    is_well: bool,
+    (is_well, published): (bool, u64),
 ) -> Result<String, &'static str> {
     let [from, to, number, nonce] = [0, 1, 2, 3]
         .map(|at| std::str::from_utf8(words[at]).ok().and_then(|word| word.parse::<u64>().ok()));
@@ -245,6 +286,7 @@ pub(crate) fn answer_beat(
     }
     cluster.hear(number);
     let (known, state) = (map.number(), if is_well { WELL } else { CUT_OFF });
-    let proof = prove(map.secret(), &answer(cluster.life(), known, (state, nonce)));
-    Ok(format!("{known} {state} {proof}"))
+    let told = answer(cluster.life(), (known, published), (state, nonce));
+    let proof = prove(map.secret(), &told);
+    Ok(format!("{known} {state} {published} {proof}"))
 }

@@ -38,6 +38,9 @@ pub(crate) async fn open(
     let settings = config.settings();
     let wants = settings.cluster_enabled && options.store.dir().is_none();
     if !wants || is_of_one_server(&options.store).await? {
+        if settings.cluster_replica {
+            bail!("cluster-replica needs a store with the data of a cluster of several servers");
+        }
         let directory = Directory::open(options, clock).await?;
         return Ok(Opened { directory, joined: None });
     }
@@ -61,7 +64,9 @@ pub(crate) async fn open(
     options.lease = Duration::from_millis(settings.cluster_lease_ms);
     let address = address_of(&settings)?;
     let node = node_id(&settings.dir)?;
-    let (directory, seat) = ClusterSeat::join(options, clock, node, &address).await?;
+    let is_replica = settings.cluster_replica;
+    let joining = ClusterSeat::join(options, clock, (node, &address), is_replica);
+    let (directory, seat) = joining.await?;
     let map = seat.maps().newest().await?.context("the cluster's map is gone")?;
     let life = seat.life();
     tracing::info!(%node, life = life.0, map = map.number(), "joined the cluster");

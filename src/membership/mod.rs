@@ -8,6 +8,7 @@
 mod beats;
 mod joining;
 mod libraries;
+mod mirroring;
 mod moving;
 mod spreading;
 mod suspicion;
@@ -23,6 +24,7 @@ use flagstone_storage::cluster::{
     ClusterMap, ClusterSeat, Life, MapRefusal, MapShard, MemberState,
 };
 use flagstone_storage::journal::Lsn;
+use mirroring::Mirroring;
 use spreading::Spreading;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -100,6 +102,8 @@ struct Agent {
     adopted: BTreeMap<u16, Lsn>,
     suspicion: Suspicion,
     spreading: Spreading,
+    /// Shards of others, on a replica.
+    mirroring: Option<Mirroring>,
     looked: Instant,
     /// Shards that could not be taken: one that is damaged must not keep others from being served.
     alone: BTreeSet<u16>,
@@ -133,6 +137,9 @@ impl Membership {
         node: Arc<Node>,
         peers: Arc<Peers>,
     ) -> Self {
+        if node.config.settings().cluster_replica {
+            node.health.replica.join_cluster();
+        }
         let own = Seated { node, peers, seat: seat.clone(), cluster: cluster.clone() };
         let (leaving, told) = watch::channel(false);
         let agent = own.node.background.clone().spawn(run(own, told));
@@ -176,6 +183,8 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
     let _following = libraries::follow(&own);
     let (suspicion, spreading) = (Suspicion::begin(&own), Spreading::new(own.clone()));
     let (tasks, looked) = (JoinSet::new(), Instant::now());
+    let is_replica = own.node.config.settings().cluster_replica;
+    let mirroring = is_replica.then(|| Mirroring::new(own.clone(), suspicion.heard().clone()));
     let mut agent = Agent {
         own,
         tasks,
@@ -184,6 +193,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         adopted: BTreeMap::new(),
         suspicion,
         spreading,
+        mirroring,
         looked,
         alone: BTreeSet::new(),
         told: BTreeMap::new(),
@@ -254,6 +264,9 @@ impl Agent {
         self.take_parked(&map).await?;
         self.unlist_flushed(&map).await?;
         self.move_some(&map);
+        if let Some(mirroring) = &mut self.mirroring {
+            mirroring.keep(&map);
+        }
         self.suspect(&map).await?;
         self.forget_ended(&map).await
     }

@@ -133,7 +133,7 @@ impl Agent {
     /// Returns the other servers that answer, with the number of their shards.
     fn heirs(&self, map: &ClusterMap) -> BTreeMap<Life, usize> {
         let answers = |life: Life| self.suspicion.heard().answers(life, self.lease());
-        let stays = |life: Life| map.member(life).is_some_and(|member| !member.leaving);
+        let stays = |life: Life| map.member(life).is_some_and(|member| member.takes_shards());
         let all = map.balance().into_iter();
         let heirs = all.filter(|one| stays(one.life) && answers(one.life));
         heirs.filter(|one| one.life != self.life()).map(|one| (one.life, one.shards)).collect()

@@ -69,7 +69,7 @@ impl Agent {
         let is_overdue = |life: &Life| heard.silence(*life) > lease / OVERDUE;
         let overdue: Vec<Life> = lives().filter(is_overdue).collect();
         self.suspicion.watched.retain(|life, _| overdue.contains(life));
-        if map.member(self.life()).is_some_and(|member| member.leaving) {
+        if map.member(self.life()).is_some_and(|member| !member.takes_shards()) {
             // It could take nothing: others act.
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Agent {
         let both = |life: Life| [ended.0.to_be_bytes(), life.0.to_be_bytes()].concat();
         let weight = |life: Life| self.own.node.layout.hash(&both(life));
         let own = weight(self.life());
-        let staying = map.members().iter().filter(|member| !member.leaving);
+        let staying = map.members().iter().filter(|member| member.takes_shards());
         let lives = staying.map(|member| member.life);
         let before = lives.filter(|life| self.suspicion.heard().answers(*life, self.lease()));
         before.filter(|life| weight(*life) > own).count() as u32
@@ -148,7 +148,7 @@ fn share_out(
     answers: &impl Fn(Life) -> bool,
 ) -> Result<(), MapRefusal> {
     let allotments = draft.map().balance();
-    let stays = |life: Life| draft.map().member(life).is_some_and(|member| !member.leaving);
+    let stays = |life: Life| draft.map().member(life).is_some_and(|member| member.takes_shards());
     let is_heir = |life: Life| life != ended && stays(life) && answers(life);
     let lives = allotments.iter().filter(|one| is_heir(one.life));
     let mut shares: Vec<(usize, Life)> = lives.map(|one| (one.shards, one.life)).collect();

@@ -355,6 +355,26 @@ impl Replica {
         self.is_up.store(state == LinkState::Connected, Ordering::Relaxed);
     }
 
+    /// Makes this server a replica of a cluster: it has shards of other servers, reads them from their
+    /// store, and follows no stream.
+    pub fn join_cluster(&self) {
+        self.set_bit(FOLLOWING, true);
+    }
+
+    /// Notes the address of a server whose shards a replica of a cluster has, and whether all that it shows
+    /// is new enough.
+    pub fn mirror(&self, primary: Option<(&str, u16)>, is_up: bool, now_ms: u64) {
+        let mut link = self.link();
+        link.primary = primary.map(|(host, port)| Primary { host: host.to_owned(), port });
+        link.state = if is_up { LinkState::Connected } else { LinkState::Sync };
+        match is_up {
+            true => (link.down_since_ms, link.heard_ms) = (0, now_ms),
+            false if link.down_since_ms == 0 => link.down_since_ms = now_ms,
+            false => {}
+        }
+        self.is_up.store(is_up, Ordering::Relaxed);
+    }
+
     /// Notes why the link of a choice, which may be an older one, is down.
     pub fn set_down_reason(&self, epoch: u64, reason: &str) {
         let mut link = self.link();

@@ -65,7 +65,7 @@ impl Worker {
     }
 
     /// Locks the whole worker.
-    async fn whole(self: &Rc<Self>) -> Lock {
+    pub(super) async fn whole(self: &Rc<Self>) -> Lock {
         let (lock, granted) = self.lock_all(Patience::Endless);
         // Endless patience is not refused.
         let _ = granted.await;

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 struct AttachedShard {
     is_attached: AtomicBool,
+    /// True if another process owns it.
+    is_mirrored: AtomicBool,
     /// A database's generation in memory, and in its low half that of its rows in this shard; 0: all
     /// databases have the same in both.
     rows: AtomicU64,
@@ -40,6 +42,19 @@ impl AttachedShards {
     /// Returns true if a shard is attached to any partition.
     pub fn has(&self, shard: u16) -> bool {
         self.of(shard).is_some_and(|of| of.is_attached.load(Ordering::Acquire))
+    }
+
+    /// Returns true if a shard is attached, and belongs to this process.
+    fn owns(&self, shard: u16) -> bool {
+        let of = self.of(shard).filter(|of| of.is_attached.load(Ordering::Acquire));
+        of.is_some_and(|of| !of.is_mirrored.load(Ordering::Acquire))
+    }
+
+    /// Notes that another process owns a shard, before it is attached.
+    pub(crate) fn mirror(&self, shard: u16) {
+        if let Some(of) = self.of(shard) {
+            of.is_mirrored.store(true, Ordering::Release);
+        }
     }
 
     /// Returns the attached shards, ascending.
@@ -75,7 +90,7 @@ impl AttachedShards {
         layout: &Layout,
         shards: impl IntoIterator<Item = u16>,
     ) -> Result<(), NotOwned> {
-        match shards.into_iter().find(|shard| !self.has(*shard)) {
+        match shards.into_iter().find(|shard| !self.owns(*shard)) {
             None => Ok(()),
             Some(shard) => Err(layout.not_owned(shard)),
         }

@@ -98,8 +98,9 @@ impl Notes {
         }
     }
 
+    /// Notes that a key was written or deleted, if that has a listener.
     #[inline]
-    pub(crate) fn changed(&mut self, db: u32, key: &[u8], what: NoteKind) {
+    pub fn changed(&mut self, db: u32, key: &[u8], what: NoteKind) {
         if self.interest.changes {
             self.push(db, key, what);
         }

@@ -27,6 +27,7 @@ mod keyspace;
 mod large_replies;
 mod many_keys;
 mod migrate;
+mod mirrored;
 mod moving;
 mod moving_in;
 mod neighbours;

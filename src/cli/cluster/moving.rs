@@ -235,7 +235,7 @@ fn leave(draft: &mut MapDraft, node: &str) -> Result<Life, MoveRefusal> {
     let map = draft.map();
     let life = find(map, node).map_err(MoveRefusal::Because)?.life;
     let mut others = map.balance().into_iter().filter(|one| one.life != life);
-    let stays = |life: Life| map.member(life).is_some_and(|member| !member.leaving);
+    let stays = |life: Life| map.member(life).is_some_and(|member| member.takes_shards());
     if !others.any(|one| stays(one.life)) {
         return Err(MoveRefusal::Because(anyhow!(
             "there is no other server that could take the shards of {}",

@@ -111,6 +111,7 @@ fn shards(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
 fn state_of(member: &MapMember) -> &'static str {
     match member.state {
         MemberState::Open if member.leaving => "leaving",
+        MemberState::Open if member.replica => "replica",
         MemberState::Open => "open",
         MemberState::Sealed => "sealed",
         MemberState::Released => "released",

@@ -95,12 +95,14 @@ fn slots(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let mut ranges: Vec<_> =
         nodes.iter().flat_map(|node| node.slots.iter().map(move |slots| (slots, node))).collect();
     ranges.sort_by_key(|(slots, _)| *slots.start());
+    let replicas = show::replicas(&nodes);
     cx.out.array(ranges.len());
     for (slots, node) in ranges {
-        cx.out.array(3);
+        cx.out.array(3 + replicas.len());
         cx.out.int(i64::from(*slots.start()));
         cx.out.int(i64::from(*slots.end()));
         node.write_endpoint(cx.out);
+        replicas.iter().for_each(|replica| replica.write_endpoint(cx.out));
     }
     Ok(())
 }
@@ -110,8 +112,10 @@ fn shards(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
     let nodes = all_nodes(cx, &settings);
-    cx.out.array(nodes.len());
-    for node in nodes {
+    let replicas = show::replicas(&nodes);
+    let owners: Vec<&ShownNode> = nodes.iter().filter(|node| !node.is_replica).collect();
+    cx.out.array(owners.len());
+    for node in owners {
         cx.out.map(2);
         cx.out.bulk_str("slots");
         cx.out.array(2 * node.slots.len());
@@ -120,8 +124,11 @@ fn shards(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
             cx.out.int(i64::from(*slots.end()));
         }
         cx.out.bulk_str("nodes");
-        cx.out.array(1);
+        // Replicas have nothing of a server that owns no slots.
+        let replicas = if node.slots.is_empty() { &[] } else { &replicas[..] };
+        cx.out.array(1 + replicas.len());
         node.write_details(cx.out);
+        replicas.iter().for_each(|replica| replica.write_details(cx.out));
     }
     Ok(())
 }
@@ -141,9 +148,14 @@ fn known_node(cx: &Call<'_>, args: Args<'_>) -> Result<(), ErrorText> {
 
 /// `CLUSTER REPLICAS node-id`: there are none.
 fn replicas(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    enabled(&cx.worker.settings())?;
+    let settings = cx.worker.settings();
+    enabled(&settings)?;
     known_node(cx, args)?;
-    cx.out.array(0);
+    let (nodes, id) = (all_nodes(cx, &settings), arg(args, 2)?);
+    let is_of = |node: &&ShownNode| node.replica_of.as_ref().is_some_and(|of| of.as_bytes() == id);
+    let of_node: Vec<String> = nodes.iter().filter(is_of).map(ShownNode::line).collect();
+    cx.out.array(of_node.len());
+    of_node.iter().for_each(|line| cx.out.bulk_str(line));
     Ok(())
 }
 

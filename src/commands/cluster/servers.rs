@@ -14,7 +14,8 @@ pub(super) fn beat(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let Some(cluster) = &cx.node.cluster else { return Err(DISABLED.into()) };
     let words = [arg(args, 2)?, arg(args, 3)?, arg(args, 4)?, arg(args, 5)?, arg(args, 6)?];
     let is_well = !cx.node.journal.is_in_trouble();
-    cx.out.simple(&answer_beat(cluster, words, is_well)?);
+    let published = cx.node.journal.published();
+    cx.out.simple(&answer_beat(cluster, words, (is_well, published))?);
     Ok(())
 }
 

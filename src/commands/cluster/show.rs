@@ -24,6 +24,11 @@ pub(super) fn reversed(id: &str) -> String {
 pub(super) struct ShownNode {
     id: String,
     is_myself: bool,
+    /// True if it owns no slots, and shows those of all other nodes.
+    pub(super) is_replica: bool,
+    /// The node whose replica it is in CLUSTER NODES, which has one place for that: the first that owns
+    /// slots.
+    pub(super) replica_of: Option<String>,
     /// False if it does not answer.
     pub(super) is_connected: bool,
     /// The greatest number of a map that gave it a shard.
@@ -47,7 +52,16 @@ pub(super) fn all_nodes(cx: &Call<'_>, settings: &Settings) -> Vec<ShownNode> {
     let map = cluster.map();
     let is_open = |member: &&MapMember| map.open_member(member.node) == Some(*member);
     let open = map.members().iter().filter(is_open);
-    open.map(|member| ShownNode::member(cx, cluster, &map, member)).collect()
+    let mut nodes: Vec<ShownNode> =
+        open.map(|member| ShownNode::member(cx, cluster, &map, member)).collect();
+    let first = nodes.iter().find(|node| !node.slots.is_empty()).map(|node| node.id.clone());
+    nodes.iter_mut().filter(|node| node.is_replica).for_each(|it| it.replica_of = first.clone());
+    nodes
+}
+
+/// Returns the replicas that answer: each has all slots.
+pub(super) fn replicas(nodes: &[ShownNode]) -> Vec<&ShownNode> {
+    nodes.iter().filter(|node| node.is_replica && node.is_connected).collect()
 }
 
 /// Returns the slots of some shards, which are in order, as ranges.
@@ -80,6 +94,8 @@ impl ShownNode {
         Self {
             id: member.node.to_string(),
             is_myself: member.life == cluster.life(),
+            is_replica: member.replica,
+            replica_of: None,
             is_connected: cluster.is_connected(member.life),
             epoch: owned().map(|shard| shard.since).max().unwrap_or(0),
             slots: ranges(&cx.node.layout, owned().map(|shard| shard.id)),
@@ -109,6 +125,8 @@ impl ShownNode {
         Self {
             id: cx.node.cluster_id(),
             is_myself: true,
+            is_replica: false,
+            replica_of: None,
             is_connected: true,
             epoch: 1,
             slots: std::iter::once(0..=SLOTS - 1).collect(),
@@ -138,7 +156,9 @@ impl ShownNode {
             false if name.is_empty() => format!(",,nodename={human_name}"),
             false => format!(",nodename={human_name}"),
         };
-        let flags = if self.is_myself { "myself,master" } else { "master" };
+        let myself = if self.is_myself { "myself," } else { "" };
+        let role = if self.is_replica { "slave" } else { "master" };
+        let primary = self.replica_of.as_deref().unwrap_or("-");
         let link = if self.is_connected { "connected" } else { "disconnected" };
         let slots: String = self
             .slots
@@ -149,7 +169,9 @@ impl ShownNode {
             })
             .collect();
         let epoch = self.epoch;
-        format!("{id} {ip}:{port}@{bus_port}{name}{human} {flags} - 0 0 {epoch} {link}{slots}")
+        format!(
+            "{id} {ip}:{port}@{bus_port}{name}{human} {myself}{role} {primary} 0 0 {epoch} {link}{slots}"
+        )
     }
 
     /// Returns its address in the preferred form; `None` if clients are to use the one they know.
@@ -202,7 +224,7 @@ impl ShownNode {
         if has_name {
             texts.push(("hostname", &self.hostname));
         }
-        texts.push(("role", "master"));
+        texts.push(("role", if self.is_replica { "replica" } else { "master" }));
         for (name, text) in texts {
             out.bulk_str(name);
             out.bulk_str(text);

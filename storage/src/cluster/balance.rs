@@ -27,14 +27,15 @@ impl Allotment {
 }
 
 impl ClusterMap {
-    /// Returns the allotments of all open lives, in the order of the lives. The sum of the targets is
+    /// Returns the allotments of all open lives that are no replicas, in the order of the lives. The sum of the targets is
     /// the number of shards. A life to which more shards are pinned than an even share has these as its
     /// target; those of the others differ by one at most, and those of lives that leave are 0. Lives
     /// with the most shards have the greater targets, so that few shards move; of those with as many,
     /// the earliest.
     pub fn balance(&self) -> Vec<Allotment> {
         let open = self.members.iter().filter(|member| member.state == MemberState::Open);
-        let (leaving, staying): (Vec<_>, Vec<_>) = open.partition(|member| member.leaving);
+        let owners = open.filter(|member| !member.replica);
+        let (leaving, staying): (Vec<_>, Vec<_>) = owners.partition(|member| member.leaving);
         let mut even: Vec<_> = staying.iter().map(|member| self.allotment(member.life)).collect();
         let mut all: Vec<_> = leaving.iter().map(|member| self.allotment(member.life).0).collect();
         let mut left = self.shards.len();

@@ -34,6 +34,8 @@ pub enum MapRefusal {
     OwnsShards(Life),
     #[error("life {0} leaves the cluster, and gets no shards")]
     Leaving(Life),
+    #[error("life {0} is a replica, and gets no shards")]
+    Replica(Life),
     #[error("another server has changed the libraries of functions")]
     OtherLibraries,
     /// They were put on the base of a map that is too old by now.
@@ -153,6 +155,45 @@ impl MapDraft {
     /// If the node has an open life: its journal must be sealed, which may be a step of the same
     /// change. If the host is not valid, or the map is full.
     pub fn join(&mut self, node: NodeId, address: NodeAddress) -> Result<Life, MapRefusal> {
+        let life = self.add(node, address, false)?;
+        let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
+        let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
+        for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
+            self.inherit(shard, life);
+        }
+        let lack = self.map.balance().iter().find(|one| one.life == life).map_or(0, |o| o.lack());
+        let parked = self.map.shards.iter().filter(|shard| shard.owner.is_none());
+        for shard in parked.map(|shard| shard.id).take(lack).collect::<Vec<_>>() {
+            self.inherit(shard, life);
+        }
+        Ok(life)
+    }
+
+    /// Lets a new life of a node join that never owns a shard, and returns it.
+    ///
+    /// # Errors
+    /// Also if a former life of the node owns shards: others have to take them first.
+    pub fn join_as_replica(
+        &mut self,
+        node: NodeId,
+        address: NodeAddress,
+    ) -> Result<Life, MapRefusal> {
+        let of_node = self.map.members.iter().filter(|member| member.node == node);
+        let mut lives = of_node.map(|member| member.life);
+        let owner = lives.find(|life| self.map.owned_by(*life).next().is_some());
+        if let Some(owner) = owner.filter(|owner| !self.map.is_open(*owner)) {
+            return Err(MapRefusal::OwnsShards(owner));
+        }
+        self.add(node, address, true)
+    }
+
+    /// Adds a new life of a node.
+    fn add(
+        &mut self,
+        node: NodeId,
+        address: NodeAddress,
+        replica: bool,
+    ) -> Result<Life, MapRefusal> {
         if let Some(former) = self.map.open_member(node) {
             return Err(MapRefusal::NodeIsOpen(former.life));
         }
@@ -165,17 +206,7 @@ impl MapDraft {
         let life = Life(self.map.next_life);
         self.map.next_life += 1;
         let (state, begun, leaving) = (MemberState::Open, false, false);
-        self.map.members.push(MapMember { node, life, state, begun, leaving, address });
-        let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
-        let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
-        for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
-            self.inherit(shard, life);
-        }
-        let lack = self.map.balance().iter().find(|one| one.life == life).map_or(0, |o| o.lack());
-        let parked = self.map.shards.iter().filter(|shard| shard.owner.is_none());
-        for shard in parked.map(|shard| shard.id).take(lack).collect::<Vec<_>>() {
-            self.inherit(shard, life);
-        }
+        self.map.members.push(MapMember { node, life, state, begun, leaving, replica, address });
         Ok(life)
     }
 
@@ -216,7 +247,7 @@ impl MapDraft {
         self.open(life)?;
         for (at, (shard, heir)) in heirs.iter().enumerate() {
             self.owned(*shard, life)?;
-            self.open(*heir)?;
+            self.may_own(*heir)?;
             if *heir == life {
                 return Err(MapRefusal::NotOpen(life));
             }
@@ -240,7 +271,7 @@ impl MapDraft {
     /// If `from` does not own it, or if one of them is not open, or if they are the same.
     pub fn give(&mut self, shard: u16, from: Life, to: Life) -> Result<(), MapRefusal> {
         self.owned(shard, from)?;
-        self.open(to)?;
+        self.may_own(to)?;
         if from == to {
             return Err(MapRefusal::NoChange);
         }
@@ -265,7 +296,7 @@ impl MapDraft {
     /// # Errors
     /// If the shard has an owner, or if the life is not open.
     pub fn take_parked(&mut self, shard: u16, life: Life) -> Result<(), MapRefusal> {
-        self.open(life)?;
+        self.may_own(life)?;
         if let Some(owner) = self.entry(shard)?.owner {
             return Err(MapRefusal::Owned { shard, owner });
         }
@@ -282,8 +313,10 @@ impl MapDraft {
         let entry = self.entry(shard)?;
         if let Some(to) = to {
             self.open(to)?;
-            if self.map.member(to).is_some_and(|member| member.leaving) {
-                return Err(MapRefusal::Leaving(to));
+            match self.map.member(to) {
+                Some(member) if member.replica => return Err(MapRefusal::Replica(to)),
+                Some(member) if member.leaving => return Err(MapRefusal::Leaving(to)),
+                _ => {}
             }
             if entry.owner.is_none() {
                 return Err(MapRefusal::Parked(shard));
@@ -384,7 +417,7 @@ impl MapDraft {
     pub fn finish(mut self) -> Result<PendingChange, MapRefusal> {
         let is_orphan = |s: &&MapShard| s.owner.is_some_and(|owner| !self.map.is_open(owner));
         let orphans: Vec<u16> = self.map.shards.iter().filter(is_orphan).map(|s| s.id).collect();
-        let has_heirs = self.map.members.iter().any(|m| m.state == MemberState::Open);
+        let has_heirs = self.map.members.iter().any(|m| self.map.may_own(m.life));
         for shard in orphans {
             if has_heirs {
                 return Err(MapRefusal::NoHeir(shard));
@@ -405,9 +438,15 @@ impl MapDraft {
         self.map.shards.get(usize::from(shard)).ok_or(MapRefusal::NoShard(shard))
     }
 
-    /// Checks that a life may own shards.
+    /// Checks that a life has not ended.
     fn open(&self, life: Life) -> Result<(), MapRefusal> {
         self.map.is_open(life).then_some(()).ok_or(MapRefusal::NotOpen(life))
+    }
+
+    /// Checks that a life may own shards.
+    fn may_own(&self, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        self.map.may_own(life).then_some(()).ok_or(MapRefusal::Replica(life))
     }
 
     /// Checks that an open life owns a shard.

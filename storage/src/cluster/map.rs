@@ -111,6 +111,12 @@ impl ClusterMap {
         self.member(life).is_some_and(|member| member.state == MemberState::Open)
     }
 
+    /// Returns true if a life is open, and may own shards.
+    pub(super) fn may_own(&self, life: Life) -> bool {
+        let is_owner = |member: &MapMember| member.state == MemberState::Open && !member.replica;
+        self.member(life).is_some_and(is_owner)
+    }
+
     /// Returns the shards; shard n is at n.
     pub fn shards(&self) -> &[MapShard] {
         &self.shards
@@ -210,7 +216,7 @@ impl ClusterMap {
         let former = match shard.owner {
             None => &shard.journals[..],
             Some(owner) => match shard.journals.split_last() {
-                Some((last, former)) if *last == owner && self.is_open(owner) => former,
+                Some((last, former)) if *last == owner && self.may_own(owner) => former,
                 _ => return Some("has an owner that is not open, or not the last of its list"),
             },
         };
@@ -228,7 +234,7 @@ impl ClusterMap {
             return Some("is pinned, and has no owner");
         }
         let aim = shard.moving_to?;
-        let is_wrong = shard.owner.is_none_or(|owner| owner == aim) || !self.is_open(aim);
+        let is_wrong = shard.owner.is_none_or(|owner| owner == aim) || !self.may_own(aim);
         is_wrong.then_some("is to move to a life that cannot have it")
     }
 }

@@ -137,7 +137,23 @@ pub struct MapMember {
     pub begun: bool,
     /// True once it is to own nothing any more: nobody gives it shards.
     pub leaving: bool,
+    /// True if it owns nothing, and only reads what others have. Maps without replicas are as those of
+    /// programs that know none.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub replica: bool,
     pub address: NodeAddress,
+}
+
+impl MapMember {
+    /// Returns true if it may be given shards, as long as it is open.
+    pub fn takes_shards(&self) -> bool {
+        !self.leaving && !self.replica
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 pub(super) fn to_hex(bytes: &[u8]) -> String {

@@ -22,10 +22,14 @@ mod convert_tests;
 #[cfg(test)]
 mod death_tests;
 mod draft;
+mod following;
+#[cfg(test)]
+mod following_tests;
 mod libraries;
 mod lives;
 mod map;
 mod member;
+mod mirroring;
 mod seat;
 #[cfg(test)]
 mod seat_tests;
@@ -37,10 +41,12 @@ mod tests;
 pub use balance::Allotment;
 pub use convert::{ClusterConversion, ConvertibleData};
 pub use draft::{MapDraft, MapRefusal, PendingChange};
+pub use following::LifeFollower;
 pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;
 pub use map::{ClusterMap, MapShard};
 pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+pub use mirroring::MirroredShards;
 pub use seat::ClusterSeat;
 pub use store::{AmendError, MapError, MapOutcome, MapStore};
 pub use taking::{GivenShard, TakenShard};

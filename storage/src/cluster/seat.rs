@@ -3,8 +3,9 @@
 use super::draft::{MapDraft, MapRefusal};
 use super::libraries::LibraryStore;
 use super::lives::{SealedLife, begin, journal_of, journal_options};
-use super::map::ClusterMap;
+use super::map::{ClusterMap, MapShard};
 use super::member::{Life, MemberState, NodeAddress, NodeId};
+use super::mirroring::MirroredShards;
 use super::store::{AmendError, MapError, MapOutcome, MapStore};
 use super::taking::{GivenShard, ShardTaker, TakenShard};
 use crate::clock::Clock;
@@ -37,7 +38,7 @@ pub struct ClusterSeat {
 
 impl ClusterSeat {
     /// Joins the cluster of a bucket as a new life of `node`, or makes the cluster, and returns the
-    /// directory, which has no shard yet. `options.lease` counts for a new cluster only. Must run on
+    /// directory, which has no shard yet. `is_replica`: it is to own none. `options.lease` counts for a new cluster only. Must run on
     /// the background runtime.
     ///
     /// # Errors
@@ -45,8 +46,8 @@ impl ClusterSeat {
     pub async fn join(
         options: OpenOptions,
         clock: Clock,
-        node: NodeId,
-        address: &NodeAddress,
+        (node, address): (NodeId, &NodeAddress),
+        is_replica: bool,
     ) -> Result<(Directory, Self)> {
         check_cpus()?;
         let store = options.store.clone();
@@ -66,7 +67,8 @@ impl ClusterSeat {
                 SealedLife::seal(&store, former, journal_options.clone()).await?;
             }
             let former = former.map(|former| former.life);
-            if let Some(life) = join_map(&maps, node, address, former).await? {
+            let joined = join_map(&maps, (node, address), is_replica, former).await?;
+            if let Some(life) = joined {
                 break life;
             }
         };
@@ -157,6 +159,20 @@ impl ClusterSeat {
             self.until_durable(adopted).await?;
         }
         Ok(taken)
+    }
+
+    /// Reads shards that a map gives to another life as they are stored now, and what follows in its
+    /// journal. Must run on the background runtime.
+    ///
+    /// # Errors
+    /// If something cannot be read, or has changed meanwhile: the call may be repeated with a newer map.
+    pub async fn mirror(&self, owner: Life, entries: &[MapShard]) -> Result<Box<MirroredShards>> {
+        self.taker.mirror(owner, entries, &self.journal_options).await
+    }
+
+    /// Returns the number up to which all objects of the own journal are stored.
+    pub fn published(&self) -> u64 {
+        self.journal.published()
     }
 
     async fn until_durable(&self, lsn: u64) -> Result<()> {
@@ -282,8 +298,8 @@ pub(super) async fn newest_or(
 /// of the node has joined meanwhile.
 async fn join_map(
     maps: &MapStore,
-    node: NodeId,
-    address: &NodeAddress,
+    (node, address): (NodeId, &NodeAddress),
+    is_replica: bool,
     former: Option<Life>,
 ) -> Result<Option<Life>> {
     let mut joined = None;
@@ -293,12 +309,19 @@ async fn join_map(
         {
             draft.seal(former, &[])?;
         }
-        joined = Some(draft.join(node, address.clone())?);
+        joined = Some(match is_replica {
+            true => draft.join_as_replica(node, address.clone())?,
+            false => draft.join(node, address.clone())?,
+        });
         Ok(())
     };
     match maps.amend(steps).await {
         Ok(_) => Ok(joined),
         Err(AmendError::Refused(MapRefusal::NodeIsOpen(_))) => Ok(None),
+        Err(AmendError::Refused(MapRefusal::OwnsShards(life))) => bail!(
+            "life {life} of this server owns shards, which a replica cannot have: other servers of the \
+             cluster take them over in a moment"
+        ),
         // It may have joined: a later start seals that life.
         Err(error) => Err(error).context("joining the cluster"),
     }

@@ -49,23 +49,23 @@ pub struct TakenShard {
 
 /// Takes shards for one life of this process.
 pub(super) struct ShardTaker {
-    store: Place,
-    manifest: Manifest,
-    opener: EngineOpener,
+    pub(super) store: Place,
+    pub(super) manifest: Manifest,
+    pub(super) opener: EngineOpener,
     journal: Arc<BucketJournal>,
-    clock: Clock,
+    pub(super) clock: Clock,
     databases: u32,
     /// Bytes of the filter of keys of one shard.
-    presence_bytes: usize,
+    pub(super) presence_bytes: usize,
     /// Bytes of replayed rows from which on the engines get them.
     replay_bytes: usize,
 }
 
 /// A shard whose engine is open.
-struct OpenedShard {
-    id: u16,
-    engine: Engine,
-    control: Control,
+pub(super) struct OpenedShard {
+    pub(super) id: u16,
+    pub(super) engine: Engine,
+    pub(super) control: Control,
 }
 
 impl ShardTaker {
@@ -165,6 +165,11 @@ impl ShardTaker {
     async fn open_one(&self, id: u16, epoch: u64) -> Result<OpenedShard> {
         let files = |place: &Place| Ok(place.stamping());
         let engine = self.opener.open(id, &files, Claim::After(epoch)).await?;
+        self.opened(id, engine).await
+    }
+
+    /// Reads the control rows of an engine, and checks that it is that of the shard.
+    pub(super) async fn opened(&self, id: u16, engine: Engine) -> Result<OpenedShard> {
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
         let control = Control::read(&rows).map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
         let identity = self.manifest.identity(id);
@@ -211,7 +216,7 @@ async fn epoch_of(place: &Place) -> Result<u64> {
 
 impl OpenedShard {
     /// Returns the lsn up to which the engine has all records.
-    fn applied(&self) -> Lsn {
+    pub(super) fn applied(&self) -> Lsn {
         self.control.applied.max(self.control.complete.unwrap_or(0))
     }
 

@@ -94,12 +94,28 @@ impl EngineOpener {
             remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
         }
         let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
-        let disk_cache = self.disk_cache.as_ref();
-        let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(format!("shard-{id}")), *bytes));
-        let upkeep = Upkeep { disk_cache, ..self.upkeep.clone() };
-        let cache = (self.cache.clone(), u64::from(id));
+        let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(id));
         let opened = Engine::claim(&place, cache, self.clock.clone(), &upkeep, claim).await;
         opened.with_context(|| format!("shard {id} ({shard})"))
+    }
+
+    /// Opens the engine of a shard of another process for reading, as it is stored now. Must run on the
+    /// background runtime.
+    pub(crate) async fn pin(&self, id: u16) -> Result<Engine> {
+        let place = shard_place(&self.store, id).join("db");
+        let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(id));
+        let pinned = Engine::pin(&place, cache, self.clock.clone(), &upkeep).await;
+        pinned.with_context(|| format!("shard {id}"))
+    }
+
+    fn cache_of(&self, id: u16) -> (Arc<dyn DbCache>, u64) {
+        (self.cache.clone(), u64::from(id))
+    }
+
+    fn upkeep_of(&self, id: u16) -> Upkeep {
+        let disk_cache = self.disk_cache.as_ref();
+        let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(format!("shard-{id}")), *bytes));
+        Upkeep { disk_cache, ..self.upkeep.clone() }
     }
 }
 

@@ -95,7 +95,8 @@ impl Engine {
         let options =
             CheckpointOptions { name: Some(format!("{NAME}{name}")), ..Default::default() };
         let db = self.db();
-        let making = async { Ok(db.create_checkpoint(CheckpointScope::All, &options).await?) };
+        let making =
+            async { Ok(db.writer()?.create_checkpoint(CheckpointScope::All, &options).await?) };
         let made = within(FLUSH, &writes, making).await;
         let made = made.with_context(|| format!("a checkpoint of {}", self.place()))?;
         let rows = self.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;

@@ -1,6 +1,7 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
 pub(crate) mod checkpoint;
+mod database;
 mod fences;
 mod figures;
 pub(crate) mod files;
@@ -9,6 +10,7 @@ pub(crate) mod machine;
 mod pace;
 pub(crate) mod parts;
 pub(crate) mod peek;
+mod pinned;
 pub(crate) mod points;
 mod readers;
 mod reads;
@@ -37,6 +39,7 @@ use crate::journal::Lsn;
 use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
+use database::Database;
 use figures::Meters;
 use garbage::Garbage;
 use pace::PacedStore;
@@ -93,7 +96,7 @@ pub struct Engine {
 /// An open database and its files.
 #[derive(Clone)]
 struct OpenDb {
-    db: Db,
+    db: Database,
     /// Reader of its files.
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
@@ -254,12 +257,12 @@ impl Engine {
         self.opened.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn db(&self) -> Db {
+    fn db(&self) -> Database {
         self.opened.read().unwrap_or_else(PoisonError::into_inner).db.clone()
     }
 
     /// Begins a read of the database: as long as the guard lives, no file is deleted that it needs.
-    fn begin_read(&self) -> (EngineRead, Db) {
+    fn begin_read(&self) -> (EngineRead, Database) {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
         // The read uses the files of the manifest that is known after that.
         (opened.readers.begin(), opened.db.clone())
@@ -329,7 +332,8 @@ impl Engine {
             batch.put_bytes(garbage_key(), garbage_value(opened.garbage.add(garbage)));
         }
         self.how.upkeep.pace.take(taken);
-        let handle = opened.db.write_with_options(batch, &WriteOptions::default()).await?;
+        let db = opened.db.writer()?;
+        let handle = db.write_with_options(batch, &WriteOptions::default()).await?;
         noted.written(handle.seqnum());
         opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
         Ok(handle.seqnum())
@@ -393,7 +397,7 @@ impl Engine {
 
     /// Returns why the engine has closed itself, or `None` while it is open.
     pub fn closed(&self) -> Option<Closed> {
-        let reason = self.db().status().close_reason?;
+        let reason = self.db().subscribe().borrow().close_reason?;
         Some(if reason == CloseReason::Fenced { Closed::Fenced } else { Closed::Failed })
     }
 
@@ -406,7 +410,7 @@ impl Engine {
     pub async fn flush(&self) -> Result<()> {
         let opened = self.opened();
         let options = FlushOptions { flush_type: FlushType::MemTable };
-        let flushing = async { Ok(opened.db.flush_with_options(options).await?) };
+        let flushing = async { Ok(opened.db.writer()?.flush_with_options(options).await?) };
         let flushed = within(FLUSH, &opened.writes, flushing).await;
         flushed.with_context(|| format!("flushing {}", self.how.place))
     }
@@ -498,7 +502,7 @@ impl How {
             .with_block_cache_policy(cache_policy(self.has_points()))
             .with_system_clock(Arc::new(clock))
             .build();
-        let db = Box::pin(opening).await.map_err(with_causes)?;
+        let db = Database::Own(Box::pin(opening).await.map_err(with_causes)?);
         readers.know(db.subscribe());
         let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
         if let Some(dir) = self.place.dir().filter(|_| self.has_points()) {

@@ -65,7 +65,7 @@ impl Engine {
             ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
         let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
         let limit_of_time = self.whole_read().unwrap_or(Duration::MAX);
-        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
+        let mut iterator = self.read(db.scan(range, &options)).await?;
         while rows.len() < limit
             && let Some(row) = self.read(iterator.next()).await?
         {
@@ -92,7 +92,7 @@ impl Engine {
         let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
         let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
         let limit_of_time = self.whole_read().unwrap_or(WALK);
-        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
+        let mut iterator = self.read(db.scan(range, &options)).await?;
         let mut count = 0_usize;
         while let Some(row) = self.read(iterator.next()).await? {
             let key = row.key.clone();

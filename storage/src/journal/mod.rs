@@ -39,7 +39,9 @@ use bytes::Bytes;
 use crate::lease::Lease;
 use crate::slot::NotOwned;
 
-pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalLook};
+pub use bucket::{
+    BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalLook, JournalTail, TailStep,
+};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
@@ -244,6 +246,11 @@ pub trait Journal: Send + Sync {
     /// over at any time; a local journal is locked instead.
     fn lease(&self) -> Option<Arc<Lease>> {
         None
+    }
+
+    /// Returns the number up to which all objects of the epoch are stored, of a journal in a bucket.
+    fn published(&self) -> u64 {
+        0
     }
 
     /// Returns true if another server has taken the journal over: the data in memory may be stale.

@@ -12,7 +12,7 @@ use crate::slot::NotOwned;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stay {
     pub shard: u16,
-    number: u64,
+    pub(super) number: u64,
 }
 
 /// Reason why a shard cannot be attached, or cannot be detached.
@@ -83,6 +83,9 @@ impl Partition {
             all if *all == rows[..all.len()] => None,
             _ => return Err(ShardRefusal::OtherDatabases),
         };
+        if shard.is_mirrored() {
+            self.store.attached().mirror(shard.id);
+        }
         let attached = self.store.attached().attach(shard.id, differing);
         attached.then_some(()).ok_or(ShardRefusal::NotFree)
     }
@@ -126,9 +129,10 @@ impl Partition {
         self.stay(stay.shard) == Some(stay)
     }
 
-    /// Checks that a record has operations only of shards that are attached here.
+    /// Checks that a record has operations only of own shards that are attached here.
     pub(super) fn check_own(&self, shards: impl IntoIterator<Item = u16>) -> Result<(), NotOwned> {
-        match shards.into_iter().find(|shard| !self.shards.contains_key(shard)) {
+        let owns = |shard: &u16| self.shards.get(shard).is_some_and(|of| !of.is_mirrored());
+        match shards.into_iter().find(|shard| !owns(shard)) {
             None => Ok(()),
             Some(shard) => Err(self.store.layout().not_owned(shard)),
         }

@@ -2,6 +2,7 @@
 
 mod attach;
 mod detached;
+mod following;
 #[cfg(test)]
 mod tests;
 

@@ -27,7 +27,8 @@ impl Shard {
     /// Begins a pass if one is due: returns the rows to read. With `all` it is due if anything is
     /// unresolved.
     pub(crate) fn begin_pass(&mut self, all: bool) -> Option<OldRows> {
-        if self.blind.pass.is_some() {
+        // What is not read for exact counters is found with the next engine of a mirrored shard.
+        if self.blind.pass.is_some() || self.is_mirrored && !all {
             return None;
         }
         let closing = self.closing.as_mut().map(|closing| &mut closing.cut.pending);
@@ -101,7 +102,8 @@ impl Shard {
     /// Returns true if the dead rows of the engine may be swept now: everything that was handed
     /// over is flushed, and no replay could bring them back without the record that they are dead.
     pub fn may_sweep(&self) -> bool {
-        self.unflushed.is_empty() && self.handing.is_none() && self.blind.carried.is_none()
+        let is_flushed = self.unflushed.is_empty() && self.handing.is_none();
+        is_flushed && self.blind.carried.is_none() && !self.is_mirrored
     }
 
     /// Ends the replay: every record that the engine may have rows of is merged.

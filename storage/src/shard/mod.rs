@@ -9,6 +9,7 @@
 mod blind;
 mod first_times;
 mod merge;
+mod mirrored;
 mod reopening;
 mod unresolved;
 pub use reopening::{Reopen, Reopened};
@@ -77,6 +78,8 @@ pub struct Shard {
     pub id: u16,
     /// Number of its stay in a partition, which attaches it.
     pub(crate) stay: u64,
+    /// True if another process owns it.
+    is_mirrored: bool,
     engine: Engine,
     epoch: u64,
     current: Pending,
@@ -139,6 +142,7 @@ impl Shard {
         let mut shard = Self {
             id,
             stay: 0,
+            is_mirrored: false,
             engine,
             epoch,
             current: Pending::default(),
@@ -205,6 +209,9 @@ impl Shard {
 
     /// Returns the number of operations that a start would replay.
     pub fn unflushed_ops(&self) -> u64 {
+        if self.is_mirrored {
+            return 0;
+        }
         let handed = self.unflushed.iter().map(|handed| handed.ops).sum::<u64>();
         handed + self.maps().map(Pending::ops).sum::<u64>()
     }
@@ -365,8 +372,10 @@ impl Shard {
         if self.has_pending() { self.handed } else { Lsn::MAX }
     }
 
+    /// Returns true if there are rows that are to be handed over.
     fn has_pending(&self) -> bool {
-        self.since.is_some() || self.closing.is_some() || self.handing.is_some()
+        let has_some = self.since.is_some() || self.closing.is_some() || self.handing.is_some();
+        has_some && !self.is_mirrored
     }
 
     /// Returns the age of the oldest row in the current map.
@@ -378,7 +387,7 @@ impl Shard {
     pub fn can_cut(&self) -> bool {
         self.closing.is_none()
             && self.handing.is_none()
-            && self.since.is_some()
+            && self.has_pending()
             && self.broken.is_none()
     }
 

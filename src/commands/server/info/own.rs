@@ -52,6 +52,13 @@ impl Page<'_> {
             ("cluster_servers", &(others.len() + 1)),
             ("cluster_servers_silent", &silent),
         ]);
+        if self.worker.settings().cluster_replica {
+            let lag = cluster.mirrors.lag().map_or(-1, |lag| lag.as_millis().cast_signed());
+            self.fields(&[
+                ("cluster_replica_shards", &cluster.mirrors.shown()),
+                ("cluster_replica_lag_ms", &lag),
+            ]);
+        }
     }
 
     pub(super) fn flagstone(&mut self) {

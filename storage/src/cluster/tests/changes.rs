@@ -4,7 +4,7 @@ use super::*;
 use crate::cluster::MemberState;
 use MapRefusal::{
     Full, Leaving, NoChange, NoHeir, NoHost, NoSettings, NoShard, NodeIsOpen, NotOpen, NotOwner,
-    Owned, OwnsShards, Parked,
+    Owned, OwnsShards, Parked, Replica,
 };
 
 const A: Life = Life(1);
@@ -114,6 +114,46 @@ fn a_node_has_one_open_life() {
         let address = NodeAddress { host: host.into(), ..address(4) };
         assert_eq!(refused(&map, |draft| draft.join(node(4), address)), NoHost);
     }
+}
+
+#[test]
+fn a_replica_gets_no_shard_by_any_step() {
+    let map = after(&three(), |draft| {
+        assert_eq!(draft.join_as_replica(node(4), address(4)), Ok(Life(4)));
+    });
+    let replica = Life(4);
+    assert_eq!(owners(&map), owners(&three()));
+    assert!(map.member(replica).unwrap().replica && !map.member(A).unwrap().replica);
+    assert!(map.balance().iter().all(|one| one.life != replica));
+    assert_eq!(refused(&map, |draft| draft.want_move(0, Some(replica))), Replica(replica));
+    assert_eq!(refused(&map, |draft| draft.give(0, A, replica)), Replica(replica));
+    assert_eq!(refused(&map, |draft| draft.seal(A, &[(0, replica)])), Replica(replica));
+    let parked = after(&map, |draft| draft.park(0, A).unwrap());
+    assert_eq!(refused(&parked, |draft| draft.take_parked(0, replica)), Replica(replica));
+    // Without another server nobody owns anything.
+    let alone = after(&joined(&empty(2), &[1]), |draft| {
+        draft.join_as_replica(node(2), address(2)).unwrap();
+        draft.seal(A, &[]).unwrap();
+    });
+    assert_eq!(owners(&alone), [None, None]);
+    assert_eq!(owners(&joined(&alone, &[3])), [Some(C), Some(C)]);
+    // A server that still owns shards is no replica before others have them.
+    let sealed = |draft: &mut MapDraft| draft.join_as_replica(node(1), address(1));
+    assert_eq!(refused(&three(), sealed), NodeIsOpen(A));
+    let mut draft = three().draft();
+    draft.seal(A, &[(0, B)]).unwrap();
+    assert_eq!(draft.join_as_replica(node(1), address(1)), Err(OwnsShards(A)));
+}
+
+#[test]
+fn a_map_without_replicas_is_as_before() {
+    let text = three().encode().unwrap();
+    assert!(!String::from_utf8_lossy(&text).contains("replica"));
+    let map = after(&three(), |draft| {
+        draft.join_as_replica(node(4), address(4)).unwrap();
+    });
+    let read = ClusterMap::decode(map.number(), &map.encode().unwrap()).unwrap();
+    assert_eq!(read, map);
 }
 
 #[test]

@@ -425,7 +425,7 @@ fn deleted_files_stay_readable_in_a_snapshot() {
 #[test]
 fn of_many_versions_in_a_file_the_newest_is_found() {
     let local = Local::open();
-    let held = local.engine.db().snapshot().unwrap();
+    let held = local.engine.db().writer().unwrap().snapshot().unwrap();
     for (n, key) in [b"a", b"k", b"z"].repeat(100).into_iter().enumerate() {
         local.put(key, &[n as u8; 900]);
         if n % 50 == 20 {

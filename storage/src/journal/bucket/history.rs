@@ -22,7 +22,7 @@ const ATTEMPTS: usize = 5;
 /// A journal in a bucket, read without taking it over.
 #[derive(Debug)]
 pub struct BucketView {
-    recovery: BucketRecovery,
+    pub(super) recovery: BucketRecovery,
 }
 
 impl From<BucketView> for Recovered {

@@ -12,6 +12,7 @@ mod read;
 mod records;
 mod recovery;
 mod requests;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ use object::{ObjectFloor, Position};
 pub use history::BucketView;
 pub(super) use recovery::BucketPieces;
 pub use recovery::{BucketRecovery, JournalLook};
+pub use tail::{JournalTail, TailStep};
 
 /// Options of a journal in a bucket.
 #[derive(Clone, Debug)]
@@ -377,6 +379,10 @@ impl Journal for BucketJournal {
 
     fn failed(&self) -> Option<String> {
         self.shared.failed.get().cloned()
+    }
+
+    fn published(&self) -> u64 {
+        lock(&self.shared.state).published
     }
 
     fn is_taken_over(&self) -> bool {

@@ -57,6 +57,11 @@ impl ObjectChain {
         Self { epoch, crc, rest: true, at_start: true, ..Self::default() }
     }
 
+    /// Returns true if the next record continues a commit.
+    pub(super) fn is_within_commit(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Passes each record of an object to `each`; returns an error for a damaged object, or for the
     /// first record that does not continue the chain.
     pub(super) fn walk(

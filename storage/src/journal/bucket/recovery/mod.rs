@@ -50,13 +50,15 @@ const KEPT_BYTES: usize = 64 << 20;
 
 /// A journal in a bucket that was fenced and read, but not started yet.
 pub struct BucketRecovery {
-    place: Place,
-    options: BucketOptions,
+    pub(super) place: Place,
+    pub(super) options: BucketOptions,
     nonce: u64,
     /// The epoch that the fence opens.
     epoch: u64,
     /// Objects from the floor to the fence, without fences.
     chain: Vec<FoundObject>,
+    /// The position behind these objects, and the state of the chain there.
+    behind: (Position, ObjectChain),
     floor: ObjectFloor,
     /// Objects that are not needed.
     garbage: Vec<Path>,
@@ -146,6 +148,7 @@ impl BucketRecovery {
             nonce: rand::random(),
             epoch: 0,
             chain: Vec::new(),
+            behind: (Position::GENESIS, ObjectChain::default()),
             floor: ObjectFloor::default(),
             garbage: Vec::new(),
             end: 0,
@@ -219,6 +222,18 @@ impl BucketRecovery {
     /// Returns the objects that were read, in order, each with the lsns before it and at its end.
     pub(super) fn objects(&self) -> impl DoubleEndedIterator<Item = (Position, Lsn, Lsn)> {
         self.chain.iter().map(|found| (found.header.at, found.before, found.header.last))
+    }
+
+    /// Returns the position behind the objects that were read.
+    pub(super) fn behind(&self) -> Position {
+        self.behind.0
+    }
+
+    /// Returns the last position that is not within a commit, and the state of the chain there.
+    pub(super) fn whole_end(&self) -> (Position, ObjectChain) {
+        let objects = self.chain.iter().rev().map(|found| (found.header.at, found.entry));
+        let mut all = std::iter::once(self.behind).chain(objects);
+        all.find(|(_, chain)| !chain.is_within_commit()).unwrap_or(self.behind)
     }
 
     // ---- requests ----------------------------------------------------------------------------
@@ -360,6 +375,7 @@ impl BucketRecovery {
             at = at.next();
         }
         self.ends.insert(at.epoch, chain.last);
+        self.behind = (at, chain);
         // Fences stay for ever, and no other objects are as short.
         let dropped = reading.listed.range(..reading.floor.first);
         let garbage = dropped.filter(|(_, size)| **size != OBJECT_HEADER as u64);

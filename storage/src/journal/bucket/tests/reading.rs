@@ -1,7 +1,7 @@
 //! Reads a journal while it is being written.
 
 use super::*;
-use crate::journal::HoldId;
+use crate::journal::{HoldId, JournalTail, TailStep};
 
 impl Running {
     /// Reads on a blocking thread.
@@ -163,5 +163,57 @@ fn a_reader_gets_over_faults_of_the_store() {
         let found = journal.read(hold, (1, 40)).await.unwrap();
         assert_eq!(lsns(&found), (1..=40).collect::<Vec<_>>());
         journal.kill();
+    });
+}
+
+/// Reads what is behind a view, until there is nothing more.
+async fn rest_of(tail: &mut JournalTail) -> (Vec<Record>, bool) {
+    let mut records = Vec::new();
+    loop {
+        match tail.next().await.unwrap() {
+            TailStep::Records(some) => records.extend(some),
+            TailStep::Missing => return (records, false),
+            TailStep::Ended => return (records, true),
+        }
+    }
+}
+
+#[test]
+fn a_tail_has_what_its_view_lacks_and_ends_with_the_journal() {
+    runtime().block_on(async {
+        let sim = Sim::new(23);
+        let client = sim.client(0);
+        let journal = Running::open(&client, SyncMode::Always).await;
+        let mut tails = Vec::new();
+        for n in 0..60_u64 {
+            let body = if n % 5 == 4 { vec![n as u8; 6 << 20] } else { vec![n as u8; 700] };
+            let lsn = journal.append(&[0], &body).unwrap();
+            if n % 4 == 0 {
+                journal.until_durable(lsn).await;
+            }
+            if n % 7 == 3 {
+                // It may end within a commit of several objects.
+                let view = BucketJournal::view(&place(&client), &options(SyncMode::Always)).await;
+                let view = view.unwrap();
+                tails.push((view.end(), view.tail()));
+            }
+        }
+        journal.until_durable(60).await;
+        for (end, tail) in &mut tails {
+            let (records, ended) = rest_of(tail).await;
+            assert_eq!((lsns(&records), ended), ((*end + 1..=60).collect(), false));
+            let bodies = records.iter().map(|record| record.body.len());
+            assert!(bodies.zip(*end..).all(|(len, n)| (len > 700) == (n % 5 == 4)));
+            assert!(tail.read_up_to() > 0);
+        }
+        let lsn = journal.append(&[0], b"last").unwrap();
+        journal.until_durable(lsn).await;
+        let sealed = recover(&sim.client(1)).await.unwrap();
+        assert_eq!(sealed.end(), lsn);
+        for (_, tail) in &mut tails {
+            let (records, ended) = rest_of(tail).await;
+            assert_eq!((lsns(&records), ended), (vec![lsn], true));
+            assert!(matches!(tail.next().await.unwrap(), TailStep::Ended), "it stays so");
+        }
     });
 }

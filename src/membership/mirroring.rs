@@ -1,0 +1,319 @@
+//! Mirrors the shards of all servers on a replica: one task for each server that owns some reads them, and
+//! follows its journal.
+//!
+//! The task reads the next object as soon as it has reason to expect one: the server has said so in a beat,
+//! or there was one a moment ago. What is shown is as new as the last beat whose object was read: the
+//! server had nothing newer when it was asked, and an object behind that one, its seal included, was not
+//! there after that.
+
+use super::beats::Heard;
+use super::{STEPS, Seated, on_worker};
+use crate::worker::{MirroredOps, Worker};
+use anyhow::{Result, anyhow};
+use flagstone_storage::cluster::{ClusterMap, Life, LifeFollower, MapShard, MirroredShards};
+use flagstone_storage::commit::split_body;
+use flagstone_storage::journal::{JournalError, Record, TailStep};
+use flagstone_storage::partition::Stay;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, timeout};
+
+/// Age at which pinned engines are replaced: long before their owner deletes files that it has replaced.
+const RENEWED: Duration = Duration::from_secs(60);
+
+/// How soon they are replaced because their records fill the memory.
+const RENEWED_EARLY: Duration = Duration::from_secs(5);
+
+/// Interval at which the next object is asked for while there was one lately, and how long that is.
+const POLL: Duration = Duration::from_millis(50);
+const POLLED: Duration = Duration::from_secs(2);
+
+/// Interval at which the same trouble is logged again.
+const TOLD: Duration = Duration::from_secs(60);
+
+/// Leases after which a replica that knows of nothing newer counts as cut off.
+const OUTDATED: u32 = 3;
+
+/// The followers of the servers that own shards.
+pub(super) struct Mirroring {
+    own: Seated,
+    heard: Heard,
+    followers: BTreeMap<Life, (watch::Sender<Vec<MapShard>>, AbortHandle)>,
+}
+
+impl Mirroring {
+    pub(super) fn new(own: Seated, heard: Heard) -> Self {
+        Self { own, heard, followers: BTreeMap::new() }
+    }
+
+    /// Follows the owners that a map has, and says what is shown.
+    pub(super) fn keep(&mut self, map: &ClusterMap) {
+        let owners: BTreeSet<Life> = map.shards().iter().filter_map(|it| it.owner).collect();
+        let gone = self.followers.extract_if(.., |life, _| !owners.contains(life));
+        gone.for_each(|(_, (_, task))| task.abort());
+        for parked in map.shards().iter().filter(|it| it.owner.is_none()) {
+            self.own.cluster.mirrors.hide(parked.id);
+        }
+        for life in owners {
+            let entries: Vec<MapShard> = map.owned_by(life).cloned().collect();
+            let (entries_of, _) = self.followers.entry(life).or_insert_with(|| {
+                let (to, entries) = watch::channel(Vec::new());
+                let following = follow(self.own.clone(), self.heard.clone(), life, entries);
+                (to, self.own.node.background.spawn(following).abort_handle())
+            });
+            entries_of.send_if_modified(|known| {
+                let is_other = *known != entries;
+                *known = entries;
+                is_other
+            });
+        }
+        let limit = OUTDATED * map.lease();
+        let is_up = self.own.cluster.mirrors.lag().is_some_and(|lag| lag <= limit);
+        let primary = map.shards().iter().find_map(|it| map.member(it.owner?));
+        let address = primary.map(|member| (&*member.address.host, member.address.port));
+        self.own.node.health.replica.mirror(address, is_up, self.own.node.clock.now_ms());
+    }
+}
+
+impl Drop for Mirroring {
+    fn drop(&mut self) {
+        self.followers.values().for_each(|(_, task)| task.abort());
+    }
+}
+
+/// A task that reads shards.
+type Reading = JoinHandle<Result<Box<MirroredShards>>>;
+
+/// Shards of one server, and its journal.
+struct Following {
+    own: Seated,
+    heard: Heard,
+    life: Life,
+    entries: watch::Receiver<Vec<MapShard>>,
+    follower: Option<LifeFollower>,
+    /// The shards that are shown, each since which map.
+    shown: BTreeMap<u16, (u64, Stay)>,
+    /// Shards that are being read, by these entries, since a time.
+    reading: Option<(Reading, Vec<MapShard>)>,
+    /// Shards that were read, and are ahead.
+    ahead: Option<(Box<MirroredShards>, Vec<MapShard>)>,
+    read_at: Instant,
+    /// When there was an object last.
+    found_at: Instant,
+}
+
+/// Follows a server until the task is ended.
+async fn follow(own: Seated, heard: Heard, life: Life, entries: watch::Receiver<Vec<MapShard>>) {
+    let now = Instant::now();
+    let pause = own.cluster.map().lease() / STEPS;
+    let mut this = Following {
+        own,
+        heard,
+        life,
+        entries,
+        follower: None,
+        shown: BTreeMap::new(),
+        reading: None,
+        ahead: None,
+        read_at: now,
+        found_at: now,
+    };
+    let mut told: Option<Instant> = None;
+    loop {
+        if let Err(error) = this.step().await {
+            if told.is_none_or(|at| at.elapsed() > TOLD) {
+                tracing::warn!(life = life.0, "a server cannot be followed yet: {error:#}");
+                told = Some(Instant::now());
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+impl Following {
+    /// Reads the next object, or waits for a reason to do so.
+    ///
+    /// # Errors
+    /// If something cannot be read: the next step tries again.
+    async fn step(&mut self) -> Result<()> {
+        let entries = self.entries.borrow_and_update().clone();
+        let is_same =
+            |id: &u16, since: &u64| entries.iter().any(|it| it.id == *id && it.since == *since);
+        self.shown.retain(|id, (since, _)| is_same(id, since));
+        let is_new = entries.iter().any(|it| !self.shown.contains_key(&it.id));
+        let is_idle = self.reading.is_none() && self.ahead.is_none();
+        if is_idle && !entries.is_empty() && (is_new || self.is_due()) {
+            self.begin_reading(entries);
+        }
+        self.end_reading().await?;
+        self.install().await?;
+        let Some(follower) = &mut self.follower else { return self.rest(POLL).await };
+        if follower.is_full() || self.own.node.pending_bytes() > self.own.node.pending_limit() {
+            // Newer engines need fewer records.
+            return self.rest(POLL).await;
+        }
+        let asked = Instant::now();
+        match follower.next().await {
+            Ok(TailStep::Records(records)) => {
+                self.found_at = asked;
+                self.apply(records).await
+            }
+            Ok(TailStep::Missing) => self.at_end(asked).await,
+            Ok(TailStep::Ended) => self.rest(self.own.cluster.map().lease() / STEPS).await,
+            Err(error @ JournalError::Away { .. }) => Err(error.into()),
+            Err(error) => {
+                self.forget();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Returns true if the engines are to be replaced.
+    fn is_due(&self) -> bool {
+        let age = self.read_at.elapsed();
+        let is_full = || self.own.node.pending_bytes() > self.own.node.pending_limit() / 2;
+        age > RENEWED || age > RENEWED_EARLY && is_full()
+    }
+
+    /// Begins to read the shards of these entries anew.
+    fn begin_reading(&mut self, entries: Vec<MapShard>) {
+        self.read_at = Instant::now();
+        let (seat, life, read) = (self.own.seat.clone(), self.life, entries.clone());
+        let reading = async move { seat.mirror(life, &read).await };
+        self.reading = Some((self.own.node.background.spawn(reading), entries));
+        if let Some(follower) = &mut self.follower {
+            follower.begin_renewal();
+        }
+    }
+
+    /// Takes what was read, once it is; waits for it, if nothing can be done before.
+    async fn end_reading(&mut self) -> Result<()> {
+        let is_needed = self.follower.is_none();
+        let Some((reading, _)) =
+            self.reading.as_mut().filter(|(it, _)| is_needed || it.is_finished())
+        else {
+            return Ok(());
+        };
+        let read = reading.await;
+        let entries = self.reading.take().map(|(_, entries)| entries).unwrap_or_default();
+        match read {
+            Ok(Ok(mirrored)) => {
+                self.ahead = Some((mirrored, entries));
+                Ok(())
+            }
+            Ok(Err(error)) => {
+                if let Some(follower) = &mut self.follower {
+                    follower.end_renewal();
+                }
+                Err(error)
+            }
+            Err(error) => Err(anyhow!("the task that reads has failed: {error}")),
+        }
+    }
+
+    /// Shows what was read, unless more has to be read of the journal before.
+    async fn install(&mut self) -> Result<()> {
+        let Some((mirrored, entries)) = self.ahead.take() else { return Ok(()) };
+        let shards = match &mut self.follower {
+            None => {
+                self.follower = Some(LifeFollower::new(self.life, mirrored.tail));
+                mirrored.shards
+            }
+            Some(follower) => match follower.renew(mirrored) {
+                Ok(shards) => shards,
+                Err(mirrored) => {
+                    self.ahead = Some((mirrored, entries));
+                    return Ok(());
+                }
+            },
+        };
+        let now: Vec<MapShard> = self.entries.borrow().clone();
+        for shard in shards {
+            let id = shard.id;
+            let read = entries.iter().find(|it| it.id == id);
+            let Some(entry) = now.iter().find(|it| it.id == id).filter(|it| read == Some(*it))
+            else {
+                continue;
+            };
+            if let Some((_, stay)) = self.shown.get(&id).filter(|(since, _)| *since == entry.since)
+            {
+                let stay = *stay;
+                let renew =
+                    move |worker: Rc<Worker>| async move { worker.renew_shard(stay, shard).await };
+                on_worker(&self.own, id, renew).await?;
+                continue;
+            }
+            let show = move |worker: Rc<Worker>| async move { worker.show_shard(shard).await };
+            let stay = on_worker(&self.own, id, show).await?;
+            let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;
+            self.shown.insert(id, (entry.since, stay));
+            self.own.cluster.mirrors.show(id);
+        }
+        Ok(())
+    }
+
+    /// Reads all anew.
+    fn forget(&mut self) {
+        self.shown.clear();
+        self.follower = None;
+    }
+
+    /// Applies records on the workers of their shards.
+    async fn apply(&self, records: Vec<Record>) -> Result<()> {
+        let workers = self.own.node.shard_workers;
+        let mut parts: BTreeMap<usize, (u16, Vec<MirroredOps>)> = BTreeMap::new();
+        for record in records {
+            let body = &record.body;
+            let split = split_body(body).ok_or_else(|| anyhow!("a record is damaged"))?;
+            for (id, ops) in split {
+                let Some((_, stay)) = self.shown.get(&id) else { continue };
+                let ops = MirroredOps { stay: *stay, lsn: record.lsn, ops: body.slice_ref(ops) };
+                let (_, of_worker) =
+                    parts.entry(usize::from(id) % workers).or_insert_with(|| (id, Vec::new()));
+                of_worker.push(ops);
+            }
+        }
+        for (id, ops) in parts.into_values() {
+            let apply = move |worker: Rc<Worker>| async move { worker.follow(ops).await };
+            on_worker(&self.own, id, apply).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes how new the shards are of which everything was read, and waits. `asked`: a moment before
+    /// which the next object was not there.
+    async fn at_end(&mut self, asked: Instant) -> Result<()> {
+        let Some(follower) = &self.follower else { return Ok(()) };
+        let (up_to, awaited) =
+            (follower.read_up_to(), self.ahead.as_ref().map_or(0, |it| it.0.end));
+        let said = self.heard.published(self.life).filter(|(at, _)| *at <= asked);
+        let published = said.map_or(0, |(_, published)| published);
+        if up_to < published.max(awaited) {
+            // Objects were dropped that were not read yet.
+            self.forget();
+            return Ok(());
+        }
+        if let Some((at, _)) = said {
+            self.shown.keys().for_each(|id| self.own.cluster.mirrors.prove(*id, at));
+        }
+        let is_recent = self.found_at.elapsed() < POLLED;
+        let lease = self.own.cluster.map().lease();
+        self.rest(if is_recent { POLL } else { lease }).await
+    }
+
+    /// Waits until there is something new to do, for a time at most.
+    async fn rest(&mut self, time: Duration) -> Result<()> {
+        let heard = self.heard.clone();
+        let news = async {
+            tokio::select! {
+                () = heard.told() => {}
+                _ = self.entries.changed() => {}
+            }
+        };
+        let _ = timeout(time, news).await;
+        Ok(())
+    }
+}
