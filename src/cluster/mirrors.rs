@@ -1,8 +1,12 @@
 //! The shards of other servers that a replica shows, and how new they are.
 
+use flagstone_storage::cluster::Life;
+use flagstone_storage::journal::Lsn;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// State of one shard.
@@ -15,17 +19,25 @@ struct Mirror {
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Mirrors(Box<[Mirror]>);
+pub struct Mirrors {
+    shards: Box<[Mirror]>,
+    /// For each owner a map's number, and the lsn up to which all records of the shards are shown that this
+    /// map gives it.
+    applied: Mutex<BTreeMap<Life, (u64, Lsn)>>,
+    /// Notified when an owner asks.
+    asked: Notify,
+}
 
 impl Mirrors {
     pub(super) fn new(shards: u16) -> Self {
-        Self((0..shards).map(|_| Mirror::default()).collect())
+        let shards = (0..shards).map(|_| Mirror::default()).collect();
+        Self { shards, applied: Mutex::default(), asked: Notify::new() }
     }
 
     /// Returns true if a shard is shown.
     #[inline]
     pub fn shows(&self, shard: u16) -> bool {
-        self.0.get(usize::from(shard)).is_some_and(|it| it.is_shown.load(Ordering::Acquire))
+        self.shards.get(usize::from(shard)).is_some_and(|it| it.is_shown.load(Ordering::Acquire))
     }
 
     /// Shows a shard from now on.
@@ -39,21 +51,49 @@ impl Mirrors {
     }
 
     fn set(&self, shard: u16, is_shown: bool) {
-        if let Some(mirror) = self.0.get(usize::from(shard)) {
+        if let Some(mirror) = self.shards.get(usize::from(shard)) {
             mirror.is_shown.store(is_shown, Ordering::Release);
         }
     }
 
     /// Notes that a shard has all that was acknowledged before a moment.
     pub fn prove(&self, shard: u16, moment: Instant) {
-        let Some(mirror) = self.0.get(usize::from(shard)) else { return };
+        let Some(mirror) = self.shards.get(usize::from(shard)) else { return };
         let mut proven = mirror.proven.lock().unwrap_or_else(PoisonError::into_inner);
         *proven = (*proven).max(Some(moment));
     }
 
+    fn applied(&self) -> MutexGuard<'_, BTreeMap<Life, (u64, Lsn)>> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that all records of an owner up to an lsn are shown, of all shards that a map gives it, by the
+    /// map's number; (0, 0): not of all of them.
+    pub fn set_applied(&self, owner: Life, applied: (u64, Lsn)) {
+        self.applied().insert(owner, applied);
+    }
+
+    /// Returns the lsn up to which all records of an owner are shown, which asks for it and knows a map; 0:
+    /// that is not known of all shards that this map may give it.
+    pub fn tell(&self, owner: Life, known: u64) -> Lsn {
+        self.asked.notify_waiters();
+        let applied = self.applied().get(&owner).copied();
+        applied.filter(|(map, _)| *map >= known).map_or(0, |(_, lsn)| lsn)
+    }
+
+    /// Forgets all owners but these.
+    pub fn keep_owners(&self, is_owner: impl Fn(Life) -> bool) {
+        self.applied().retain(|life, _| is_owner(*life));
+    }
+
+    /// Waits until an owner asks.
+    pub async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
     /// Returns the number of shards that are shown.
     pub fn shown(&self) -> usize {
-        self.0.iter().filter(|it| it.is_shown.load(Ordering::Acquire)).count()
+        self.shards.iter().filter(|it| it.is_shown.load(Ordering::Acquire)).count()
     }
 
     /// Returns how old the data of any shard may be, at most; `None`: that is not known of all.
@@ -62,7 +102,7 @@ impl Mirrors {
             let proven = *mirror.proven.lock().unwrap_or_else(PoisonError::into_inner);
             proven.filter(|_| mirror.is_shown.load(Ordering::Acquire))
         };
-        let oldest: Option<Vec<Instant>> = self.0.iter().map(proven).collect();
+        let oldest: Option<Vec<Instant>> = self.shards.iter().map(proven).collect();
         Some(oldest?.into_iter().min()?.elapsed())
     }
 }
@@ -70,6 +110,19 @@ impl Mirrors {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_said_of_shards_of_a_later_map() {
+        let (mirrors, owner) = (Mirrors::new(2), Life(3));
+        assert_eq!(mirrors.tell(owner, 1), 0);
+        mirrors.set_applied(owner, (7, 100));
+        assert_eq!([6, 7, 8].map(|map| mirrors.tell(owner, map)), [100, 100, 0]);
+        mirrors.set_applied(owner, (0, 0));
+        assert_eq!(mirrors.tell(owner, 7), 0);
+        mirrors.set_applied(owner, (8, 101));
+        mirrors.keep_owners(|life| life != owner);
+        assert_eq!(mirrors.tell(owner, 8), 0);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_lag_is_that_of_the_oldest_shard() {

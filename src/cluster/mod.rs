@@ -5,6 +5,7 @@
 //! serve. A server can serve a shard some time after the map gives it one, and stops serving a shard
 //! before the map gives it to another server.
 
+mod copies;
 mod link;
 mod messages;
 mod mirrors;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub use copies::{AwaitedCopies, Copies};
 pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use mirrors::Mirrors;
@@ -98,6 +100,8 @@ pub struct Cluster {
     pub untaken: AtomicUsize,
     /// Shards of other servers that are shown, on a replica.
     pub mirrors: Mirrors,
+    /// Records of this server that replicas have.
+    pub copies: Copies,
     /// Messages of PUBLISH on their way to the other servers.
     pub messages: MessageQueues,
     /// The newest link by which each other server sends messages: the nonce that this one gave.
@@ -130,6 +134,7 @@ impl Cluster {
             changed,
             hinted,
             mirrors,
+            copies: Copies::default(),
             messages,
             links,
         }
@@ -271,6 +276,14 @@ impl Cluster {
     #[inline]
     pub fn serves(&self, slot: u16) -> bool {
         self.state(self.layout.shard_of(slot)) == ServedState::Served
+    }
+
+    /// Has replicas asked at once, and often, which records of this server they have, as long as the value
+    /// lives.
+    pub fn await_copies(&self) -> AwaitedCopies<'_> {
+        let awaited = self.copies.begin_wait();
+        self.changed.notify_waiters();
+        awaited
     }
 
     /// Returns true if a slot's shard is shown here, although another server owns it.

@@ -9,6 +9,7 @@ use super::{STEPS, Seated};
 use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
+use flagstone_storage::journal::Lsn;
 use flagstone_wire::resp::reply::write_request;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,9 @@ const LINE_MAX: u64 = 256;
 
 /// Parts of a lease that an answer may take.
 const PATIENCE: u32 = 3;
+
+/// Interval of beats to replicas while clients wait for them.
+const AWAITED: Duration = Duration::from_millis(20);
 
 /// The states of a server: its journal's store answers, as far as is known, or it does not.
 const WELL: &str = "well";
@@ -103,6 +107,7 @@ impl Beats {
         for (life, (_, task)) in gone {
             task.abort();
             self.heard.forget(life);
+            self.own.cluster.copies.forget(life);
         }
         for member in others {
             if self.tasks.contains_key(&member.life) {
@@ -135,12 +140,18 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
                 heard.note(to.life);
                 heard.note_published(to.life, asked_at, said.published);
             }
+            if to.replica {
+                own.cluster.copies.note(to.life, told, said.applied);
+            }
+            own.node.followers.acknowledged.notify_waiters();
             own.cluster.hear(said.map);
         }
-        // Others hear of a newer map at once.
-        let until = Instant::now() + lease / STEPS;
-        while Instant::now() < until && own.cluster.map().number() == told {
-            let _ = tokio::time::timeout_at(until, own.cluster.change()).await;
+        // Others hear of a newer map at once, and replicas are asked often while clients wait for them.
+        let began = Instant::now();
+        let is_awaited = || to.replica && own.cluster.copies.are_awaited();
+        let until = || began + if is_awaited() { AWAITED } else { lease / STEPS };
+        while Instant::now() < until() && own.cluster.map().number() == told {
+            let _ = tokio::time::timeout_at(until(), own.cluster.change()).await;
         }
     }
 }
@@ -155,6 +166,8 @@ struct BeatAnswer {
     is_well: bool,
     /// The number up to which all objects of its journal are stored.
     published: u64,
+    /// The lsn up to which it has all records of the server that asks, if it is a replica; else 0.
+    applied: Lsn,
 }
 
 /// Sends one beat; returns the connection and the answer.
@@ -187,11 +200,15 @@ async fn send_beat(
     let line = ask(link, &request).await?;
     let mut words = line.split(' ');
     let mut next = || words.next().ok_or_else(|| line.clone());
-    let (known, state, published, proof) = (next()?, next()?, next()?, next()?);
+    let (known, state, published, applied, proof) = (next()?, next()?, next()?, next()?, next()?);
     let number = |word: &str| word.parse::<u64>().map_err(|_| line.clone());
-    let said =
-        BeatAnswer { map: number(known)?, is_well: state == WELL, published: number(published)? };
-    let told = answer(to, (said.map, said.published), (state, nonce));
+    let said = BeatAnswer {
+        map: number(known)?,
+        is_well: state == WELL,
+        published: number(published)?,
+        applied: number(applied)?,
+    };
+    let told = answer(to, (said.map, said.published, said.applied), (state, nonce));
     match is_proven(map.secret(), &told, proof.as_bytes()) {
         true => Ok(said),
         false => Err("the answer is not proven".to_owned()),
@@ -259,8 +276,12 @@ fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {
     format!("beat {from} {to} {number} {nonce}").into_bytes()
 }
 
-fn answer(life: Life, (number, published): (u64, u64), (state, nonce): (&str, u64)) -> Vec<u8> {
-    format!("here {life} {number} {state} {published} {nonce}").into_bytes()
+fn answer(
+    life: Life,
+    (number, published, applied): (u64, u64, Lsn),
+    (state, nonce): (&str, u64),
+) -> Vec<u8> {
+    format!("here {life} {number} {state} {published} {applied} {nonce}").into_bytes()
 }
 
 /// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply. `is_well`: the
@@ -286,7 +307,8 @@ pub(crate) fn answer_beat(
     }
     cluster.hear(number);
     let (known, state) = (map.number(), if is_well { WELL } else { CUT_OFF });
-    let told = answer(cluster.life(), (known, published), (state, nonce));
+    let applied = cluster.mirrors.tell(Life(from), number);
+    let told = answer(cluster.life(), (known, published, applied), (state, nonce));
     let proof = prove(map.secret(), &told);
-    Ok(format!("{known} {state} {published} {proof}"))
+    Ok(format!("{known} {state} {published} {applied} {proof}"))
 }

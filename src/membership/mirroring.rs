@@ -37,11 +37,14 @@ const TOLD: Duration = Duration::from_secs(60);
 /// Leases after which a replica that knows of nothing newer counts as cut off.
 const OUTDATED: u32 = 3;
 
+/// The number of a map, and the shards that it gives to a server.
+type Owned = (u64, Vec<MapShard>);
+
 /// The followers of the servers that own shards.
 pub(super) struct Mirroring {
     own: Seated,
     heard: Heard,
-    followers: BTreeMap<Life, (watch::Sender<Vec<MapShard>>, AbortHandle)>,
+    followers: BTreeMap<Life, (watch::Sender<Owned>, AbortHandle)>,
 }
 
 impl Mirroring {
@@ -54,19 +57,20 @@ impl Mirroring {
         let owners: BTreeSet<Life> = map.shards().iter().filter_map(|it| it.owner).collect();
         let gone = self.followers.extract_if(.., |life, _| !owners.contains(life));
         gone.for_each(|(_, (_, task))| task.abort());
+        self.own.cluster.mirrors.keep_owners(|life| owners.contains(&life));
         for parked in map.shards().iter().filter(|it| it.owner.is_none()) {
             self.own.cluster.mirrors.hide(parked.id);
         }
         for life in owners {
-            let entries: Vec<MapShard> = map.owned_by(life).cloned().collect();
-            let (entries_of, _) = self.followers.entry(life).or_insert_with(|| {
-                let (to, entries) = watch::channel(Vec::new());
+            let owned = (map.number(), map.owned_by(life).cloned().collect());
+            let (owned_by, _) = self.followers.entry(life).or_insert_with(|| {
+                let (to, entries) = watch::channel((0, Vec::new()));
                 let following = follow(self.own.clone(), self.heard.clone(), life, entries);
                 (to, self.own.node.background.spawn(following).abort_handle())
             });
-            entries_of.send_if_modified(|known| {
-                let is_other = *known != entries;
-                *known = entries;
+            owned_by.send_if_modified(|known| {
+                let is_other = *known != owned;
+                *known = owned;
                 is_other
             });
         }
@@ -92,7 +96,7 @@ struct Following {
     own: Seated,
     heard: Heard,
     life: Life,
-    entries: watch::Receiver<Vec<MapShard>>,
+    entries: watch::Receiver<Owned>,
     follower: Option<LifeFollower>,
     /// The shards that are shown, each since which map.
     shown: BTreeMap<u16, (u64, Stay)>,
@@ -106,7 +110,7 @@ struct Following {
 }
 
 /// Follows a server until the task is ended.
-async fn follow(own: Seated, heard: Heard, life: Life, entries: watch::Receiver<Vec<MapShard>>) {
+async fn follow(own: Seated, heard: Heard, life: Life, entries: watch::Receiver<Owned>) {
     let now = Instant::now();
     let pause = own.cluster.map().lease() / STEPS;
     let mut this = Following {
@@ -139,10 +143,11 @@ impl Following {
     /// # Errors
     /// If something cannot be read: the next step tries again.
     async fn step(&mut self) -> Result<()> {
-        let entries = self.entries.borrow_and_update().clone();
+        let (map, entries) = self.entries.borrow_and_update().clone();
         let is_same =
             |id: &u16, since: &u64| entries.iter().any(|it| it.id == *id && it.since == *since);
         self.shown.retain(|id, (since, _)| is_same(id, since));
+        self.tell_applied(map, entries.len());
         let is_new = entries.iter().any(|it| !self.shown.contains_key(&it.id));
         let is_idle = self.reading.is_none() && self.ahead.is_none();
         if is_idle && !entries.is_empty() && (is_new || self.is_due()) {
@@ -230,7 +235,7 @@ impl Following {
                 }
             },
         };
-        let now: Vec<MapShard> = self.entries.borrow().clone();
+        let now = self.entries.borrow().1.clone();
         for shard in shards {
             let id = shard.id;
             let read = entries.iter().find(|it| it.id == id);
@@ -253,6 +258,14 @@ impl Following {
             self.own.cluster.mirrors.show(id);
         }
         Ok(())
+    }
+
+    /// Says up to where all shards of the owner are shown, of which there are so many in a map.
+    fn tell_applied(&self, map: u64, shards: usize) {
+        let lsn = self.follower.as_ref().map_or(0, LifeFollower::read_lsn);
+        let is_whole = shards > 0 && self.shown.len() == shards;
+        let applied = if is_whole { (map, lsn) } else { (0, 0) };
+        self.own.cluster.mirrors.set_applied(self.life, applied);
     }
 
     /// Reads all anew.
@@ -306,10 +319,11 @@ impl Following {
 
     /// Waits until there is something new to do, for a time at most.
     async fn rest(&mut self, time: Duration) -> Result<()> {
-        let heard = self.heard.clone();
+        let (heard, cluster) = (self.heard.clone(), self.own.cluster.clone());
         let news = async {
             tokio::select! {
                 () = heard.told() => {}
+                () = cluster.mirrors.asked() => {}
                 _ = self.entries.changed() => {}
             }
         };

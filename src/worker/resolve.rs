@@ -5,6 +5,7 @@ use super::Worker;
 use super::materialise::RETRY;
 use flagstone_storage::OldRows;
 use flagstone_storage::partition::{PassStates, Stay};
+use flagstone_storage::shard::Shard;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -76,13 +77,16 @@ impl Worker {
     }
 
     /// Waits until the counters are exact: until no operation is unresolved, whose number does not
-    /// grow meanwhile. Returns the error text for the client if the replaced rows cannot be read.
+    /// grow meanwhile. On shards of other servers it does: those are resolved that were there before.
+    /// Returns the error text for the client if the replaced rows cannot be read.
     pub(super) async fn count_exactly(self: &Rc<Self>) -> Result<(), String> {
         if self.partition.borrow().unresolved() == 0 {
             return Ok(());
         }
         let _counting = self.partition.borrow_mut().begin_counting();
-        while self.partition.borrow().unresolved() > 0 {
+        let mut passes = self.partition.borrow().shards.len();
+        let grows = || self.partition.borrow().shards.values().any(Shard::is_mirrored);
+        while self.partition.borrow().unresolved() > 0 && (passes > 0 || !grows()) {
             let ended = self.passes.ended.notified();
             let stays: Vec<Stay> = self.partition.borrow().stays().collect();
             stays.into_iter().for_each(|stay| self.resolve(stay, true));
@@ -90,6 +94,7 @@ impl Worker {
                 return Err(error);
             }
             ended.await;
+            passes = passes.saturating_sub(1);
         }
         Ok(())
     }

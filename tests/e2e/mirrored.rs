@@ -9,6 +9,9 @@ use redis::{Commands, Connection, Value, cmd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// A lease with which a busy machine takes no server for dead.
+const QUIET: Duration = Duration::from_secs(3);
+
 impl Cluster {
     fn replica(&self) -> Server {
         let store = self.store();
@@ -65,7 +68,7 @@ fn error(client: &mut Connection, words: &[&str]) -> String {
 
 #[test]
 fn a_replica_shows_what_the_others_have_and_nothing_else() {
-    let cluster = Cluster::new();
+    let cluster = Cluster::with_lease(QUIET);
     let servers = cluster.servers(2);
     let replica = cluster.replica();
     let mut writer = cluster.client(&servers);
@@ -116,13 +119,44 @@ fn a_replica_shows_what_the_others_have_and_nothing_else() {
 }
 
 #[test]
+fn wait_counts_the_replicas_that_show_the_write() {
+    let cluster = Cluster::with_lease(QUIET);
+    let servers = cluster.servers(1);
+    let mut writer = servers[0].client();
+    let waits = |writer: &mut Connection, replicas: usize, timeout_ms: usize| {
+        cmd("WAIT").arg(replicas).arg(timeout_ms).query::<usize>(writer).expect("a number")
+    };
+    let _: () = writer.set("key", 0).expect("written");
+    assert_eq!(waits(&mut writer, 1, 50), 0);
+    let (first, mut second) = (cluster.replica(), cluster.replica());
+    let mut clients = [reader(&first), reader(&second)];
+    for n in 1..40 {
+        let _: () = writer.set("key", n).expect("written");
+        assert_eq!(waits(&mut writer, 2, 30_000), 2);
+        for client in &mut clients {
+            assert_eq!(client.get::<_, i64>("key").expect("read"), n);
+        }
+    }
+    let aof: Vec<i64> =
+        cmd("WAITAOF").arg(1).arg(2).arg(30_000).query(&mut writer).expect("numbers");
+    assert_eq!(aof, [1, 2]);
+    // One that does not answer does not count, and one that has ended is forgotten.
+    second.kill();
+    let _: () = writer.set("key", 100).expect("written");
+    assert_eq!(waits(&mut writer, 2, 300), 1);
+    assert_eq!(clients[0].get::<_, i64>("key").expect("read"), 100);
+    let refused = cmd("WAIT").arg(0).arg(1).query::<i64>(&mut clients[0]);
+    assert!(refused.is_err(), "a replica has no replicas");
+}
+
+#[test]
 fn times_generations_and_waiters_follow() {
-    let cluster = Cluster::new();
+    let cluster = Cluster::with_lease(QUIET);
     let servers = cluster.servers(2);
     let replica = cluster.replica();
     let mut writer = cluster.client(&servers);
     let mut client = reader(&replica);
-    let _: () = writer.pset_ex("short", "v", 1500).expect("written");
+    let _: () = writer.pset_ex("short", "v", 5000).expect("written");
     let _: () = writer.set("long", "v").expect("written");
     sees(&mut client, "short", "v");
     sees(&mut client, "long", "v");
@@ -240,7 +274,7 @@ fn reads_never_go_back_and_the_lag_is_never_understated() {
 
 #[test]
 fn a_replica_comes_and_goes_and_a_server_of_single_data_is_none() {
-    let cluster = Cluster::new();
+    let cluster = Cluster::with_lease(QUIET);
     let servers = cluster.servers(1);
     let mut writer = servers[0].client();
     let _: () = writer.set("key", "v").expect("written");

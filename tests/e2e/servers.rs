@@ -18,11 +18,17 @@ pub(crate) const LEASE: Duration = Duration::from_millis(300);
 /// The cluster's store, and the options of its servers.
 pub(crate) struct Cluster {
     pub(crate) bucket: TempDir,
+    lease: Duration,
 }
 
 impl Cluster {
     pub(crate) fn new() -> Self {
-        Self { bucket: tempfile::tempdir().expect("a temporary directory") }
+        Self::with_lease(LEASE)
+    }
+
+    /// A lease that is long enough for a busy machine, where no server has to be taken over.
+    pub(crate) fn with_lease(lease: Duration) -> Self {
+        Self { bucket: tempfile::tempdir().expect("a temporary directory"), lease }
     }
 
     pub(crate) fn store(&self) -> String {
@@ -47,7 +53,7 @@ impl Cluster {
 
     pub(crate) fn server(&self) -> Server {
         let store = self.store();
-        let lease = LEASE.as_millis().to_string();
+        let lease = self.lease.as_millis().to_string();
         Server::start(&[
             "--cluster-enabled",
             "yes",

@@ -107,6 +107,12 @@ fn last_change(node: &Node) -> Lsn {
 
 /// Returns the number of replicas that have, or have stored, all records up to an lsn.
 fn acknowledged(node: &Node, lsn: Lsn, is_stored: bool) -> usize {
+    if let Some(cluster) = &node.cluster {
+        // They have it from the bucket.
+        let map = cluster.map();
+        let given = map.owned_by(cluster.life()).map(|shard| shard.since).max();
+        return cluster.copies.count(lsn, given.unwrap_or(0));
+    }
     let offset = node.followers.offset_of(lsn);
     offset.map_or(0, |offset| node.followers.count(offset, is_stored))
 }
@@ -120,6 +126,7 @@ async fn wait_acknowledged(
 ) {
     // Replicas are sent only what is durable.
     node.journal.request_sync(lsn);
+    let _awaited = node.cluster.as_ref().map(|cluster| cluster.await_copies());
     if node.followers.feed.is_on() {
         // At the shutdown nobody is asked.
         let _ = primary::ask_for_acknowledgements(peers).await;

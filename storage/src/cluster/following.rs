@@ -7,7 +7,7 @@
 use super::member::Life;
 use super::mirroring::MirroredShards;
 use crate::commit::split_body;
-use crate::journal::{JournalError, JournalTail, Record, TailStep};
+use crate::journal::{JournalError, JournalTail, Lsn, Record, TailStep};
 use crate::shard::Shard;
 use std::collections::VecDeque;
 
@@ -37,6 +37,11 @@ impl LifeFollower {
     /// Returns the number up to which all objects were read.
     pub fn read_up_to(&self) -> u64 {
         self.tail.read_up_to()
+    }
+
+    /// Returns the lsn of the last whole commit that was read.
+    pub fn read_lsn(&self) -> Lsn {
+        self.tail.read_lsn()
     }
 
     /// Reads the next object. Its records are to be applied before the next call of another method.

@@ -58,6 +58,11 @@ impl JournalTail {
         self.at.number - 1
     }
 
+    /// Returns the lsn of the last whole commit in these.
+    pub fn read_lsn(&self) -> Lsn {
+        self.chain.last
+    }
+
     /// Reads the next object.
     ///
     /// # Errors
