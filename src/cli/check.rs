@@ -14,6 +14,10 @@ const SHOWN: u64 = 1000;
 pub(super) struct CheckArgs {
     #[command(flatten)]
     data: DataArgs,
+    /// Also show how many keys of each type have about which size: bytes of strings, elements of
+    /// others, in powers of two, as INFO keysizes of Redis 8 does
+    #[arg(long)]
+    sizes: bool,
 }
 
 struct Screen {
@@ -52,6 +56,9 @@ impl CheckArgs {
             report.records,
             report.checkpoints
         );
+        if self.sizes {
+            report.sizes.to_string().lines().for_each(|line| say!("{line}"));
+        }
         if report.problems > 0 {
             bail!("{} problems", report.problems);
         }

@@ -65,6 +65,12 @@ impl Generations {
         }
     }
 
+    /// Returns the database that has a generation; a dead one has none.
+    pub(crate) fn db_of(&self, generation: u32) -> Option<u32> {
+        let db = self.live.iter().position(|&live| live == generation)?;
+        u32::try_from(db).ok()
+    }
+
     /// Returns the databases below `databases` that have no generation yet, with a new one for
     /// each. These count once the journal has them: another start must find the same ones.
     pub fn missing(&self, databases: u32) -> Vec<(u32, u32)> {

@@ -1,6 +1,7 @@
 //! Figures for operators: LATENCY, COMMANDLOG, MEMORY, and the sections of INFO that are our own.
 
 use super::Server;
+use super::checkpoints::done;
 use redis::{Connection, Value};
 use std::time::{Duration, Instant};
 
@@ -370,4 +371,38 @@ fn keys_count_whichever_workers_they_are_on() {
             }
         }
     }
+}
+
+#[test]
+fn check_tells_the_sizes_of_all_keys() {
+    let mut server = server("2");
+    let mut client = server.client();
+    for line in [
+        "SET a four",
+        "SET b 12345678",
+        "APPEND b 9",
+        "RPUSH list 1 2 3",
+        "XADD stream * f v",
+        "HSET hash f v",
+        "HDEL hash f",
+        "SELECT 3",
+        "SADD set m",
+        "ZADD zset 1 m 2 n",
+    ] {
+        ask(&mut client, line);
+    }
+    drop(client);
+    server.stop();
+    let data = server.dir().join("data").display().to_string();
+    let shown = done(&["check", "--dir", &data, "--sizes"]);
+    let sizes: Vec<&str> = shown.lines().skip(1).collect();
+    let wanted = [
+        "db0_distrib_strings_sizes:4=1,8=1",
+        "db0_distrib_lists_items:2=1",
+        "db0_distrib_streams_items:1=1",
+        "db3_distrib_sets_items:1=1",
+        "db3_distrib_zsets_items:2=1",
+    ];
+    assert_eq!(sizes, wanted, "{shown}");
+    assert_eq!(done(&["check", "--dir", &data]).lines().count(), 1);
 }

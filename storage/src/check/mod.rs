@@ -8,6 +8,7 @@
 pub(crate) mod fuzz;
 mod rows;
 mod shard;
+mod sizes;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -24,11 +25,15 @@ use crate::journal::{
 };
 use crate::place::{Place, admin, remove_tree};
 use crate::slot::Layout;
+use crate::value::Entry;
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+pub use sizes::KeySizes;
 
 /// Directory of the branch, in the data directory, while it is checked.
 const CHECKING: &str = "checking";
@@ -45,28 +50,37 @@ pub trait Listener: Send + Sync {
 }
 
 /// Result of a check.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub shards: u16,
     pub keys: u64,
+    /// The sizes of the keys.
+    pub sizes: KeySizes,
     pub rows: u64,
     pub records: u64,
     pub checkpoints: u64,
     pub problems: u64,
 }
 
-/// Counts problems, and rows read.
+/// Counts problems, rows read, and keys.
 struct Findings<'a> {
     listener: &'a dyn Listener,
     problems: AtomicU64,
     rows: AtomicU64,
     keys: AtomicU64,
+    sizes: Mutex<KeySizes>,
 }
 
 impl Findings<'_> {
     fn problem(&self, what: impl AsRef<str>) {
         self.problems.fetch_add(1, Ordering::Relaxed);
         self.listener.problem(what.as_ref());
+    }
+
+    /// Counts a key of a database.
+    fn key(&self, db: u32, entry: &Entry) {
+        self.keys.fetch_add(1, Ordering::Relaxed);
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner).add(db, &entry.value);
     }
 
     fn read(&self, rows: u64) {
@@ -89,7 +103,8 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let branch = store.join(CHECKING);
     remove_tree(&branch).await?;
     let zero = AtomicU64::default;
-    let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero() };
+    let sizes = Mutex::default();
+    let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero(), sizes };
     let mut report = Report { shards: layout.shards, ..Report::default() };
     match check_journal(location, &manifest, &findings).await {
         Ok(records) => report.records = records,
@@ -110,6 +125,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     }
     report.rows = findings.rows.into_inner();
     report.keys = findings.keys.into_inner();
+    report.sizes = findings.sizes.into_inner().unwrap_or_else(PoisonError::into_inner);
     report.problems = findings.problems.into_inner();
     Ok(report)
 }

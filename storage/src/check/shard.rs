@@ -68,20 +68,20 @@ impl ShardCheck<'_> {
         }
         let mut generations = Vec::new();
         for generation in self.generations().await? {
-            let is_live = control.generations.live.contains(&generation);
-            if !is_live && !control.generations.dead.contains(&generation) {
+            let db = control.generations.db_of(generation);
+            if db.is_none() && !control.generations.dead.contains(&generation) {
                 self.problem(format!("meta rows of generation {generation}, which is unknown"));
             }
             let head = [&[row::META][..], &generation.to_be_bytes()].concat();
-            generations.push((generation, is_live, self.rows(&head)));
+            generations.push((generation, db, self.rows(&head)));
         }
         let mut elements = self.rows(&[row::ELEMENT]);
         let mut dead = self.rows(&[row::DEAD]);
         let mut seen = Seen::default();
         for slot in self.layout.slots_of(self.id) {
             let mut found = SlotVersions::default();
-            for (generation, is_live, rows) in &mut generations {
-                self.read_metas(slot, (*generation, *is_live), rows, &mut found, &mut seen).await?;
+            for (generation, db, rows) in &mut generations {
+                self.read_metas(slot, (*generation, *db), rows, &mut found, &mut seen).await?;
             }
             self.read_dead(slot, &mut dead, &mut found).await?;
             self.read_elements(slot, &mut elements, found).await?;
@@ -112,11 +112,11 @@ impl ShardCheck<'_> {
         Ok(found)
     }
 
-    /// Reads a generation's meta rows of a slot.
+    /// Reads a generation's meta rows of a slot. A dead generation has no database.
     async fn read_metas(
         &self,
         slot: u16,
-        (generation, is_live): (u32, bool),
+        (generation, db): (u32, Option<u32>),
         rows: &mut EngineRows<'_>,
         found: &mut SlotVersions,
         seen: &mut Seen,
@@ -133,7 +133,7 @@ impl ShardCheck<'_> {
                         ));
                     }
                     match decode_entry(name, at.hash, value) {
-                        Ok(entry) => self.take_meta(slot, generation, is_live, entry, found, seen),
+                        Ok(entry) => self.take_meta(slot, generation, db, entry, found, seen),
                         Err(error) => self.problem(format!("key {}: {error}", shown(name))),
                     }
                 }
@@ -148,7 +148,7 @@ impl ShardCheck<'_> {
         &self,
         slot: u16,
         generation: u32,
-        is_live: bool,
+        db: Option<u32>,
         entry: Entry,
         found: &mut SlotVersions,
         seen: &mut Seen,
@@ -157,8 +157,8 @@ impl ShardCheck<'_> {
         count.0 += 1;
         count.1 += u32::from(entry.expire_at_ms != 0);
         count.2 += i64::from(entry.stored.units);
-        if is_live {
-            self.findings.keys.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if let Some(db) = db {
+            self.findings.key(db, &entry);
         }
         for time in times(&entry, slot, generation) {
             seen.times = seen.times.wrapping_add(xxh3_128(&time));
@@ -172,7 +172,7 @@ impl ShardCheck<'_> {
             return;
         }
         let name = shown(&entry.key);
-        if found.owners.insert(version, Owner { entry, is_live }).is_some() {
+        if found.owners.insert(version, Owner { entry, is_live: db.is_some() }).is_some() {
             self.problem(format!("key {name} has the elements (version {version}) of another key"));
         }
     }

@@ -137,6 +137,12 @@ async fn a_sound_directory_is_sound() {
     assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new());
     assert_eq!((report.shards, report.keys, report.problems), (2, 205, 0));
     assert!(report.rows > 205 + 1000 + 600 + 20_000 + 200, "{report:?}");
+    assert_eq!(
+        report.sizes.to_string(),
+        "db0_distrib_strings_sizes:32K=1\ndb0_distrib_hashes_items:512=1\n\
+         db0_distrib_sets_items:16K=1\ndb0_distrib_lists_items:256=1\n\
+         db0_distrib_zsets_items:512=1\ndb1_distrib_strings_sizes:4=200\n"
+    );
     // The directory has not changed.
     assert_eq!(check(&location(root.path()), &Told::default()).await.unwrap(), report);
 }
