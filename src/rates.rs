@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Number of rates.
-pub const RATES: usize = 5;
+pub const RATES: usize = 7;
 
 /// Number of samples of which a rate is the mean.
 const SAMPLES: usize = 16;
@@ -30,7 +30,8 @@ impl Rate {
     }
 }
 
-/// Rates of commands, bytes read and written, and of those from a primary and to replicas.
+/// Rates of commands, bytes read and written, of those from a primary and to replicas, and of the
+/// cycles of the workers' threads and their time in microseconds.
 #[derive(Debug, Default)]
 pub struct Rates {
     state: Mutex<(Option<Instant>, [Rate; RATES])>,

@@ -114,6 +114,9 @@ pub struct WorkerStats {
     pub connections: AtomicU64,
     /// Part of the time in which the thread waits for a CPU, in permille.
     pub cpu_wait_permille: AtomicU64,
+    pub turns: LoopStats,
+    /// Time of the commands that ran as parts of units, in nanoseconds: their units' has it, too.
+    pub parts_ns: AtomicU64,
     pub commits: AtomicU64,
     pub failed_commits: AtomicU64,
     pub reads: AtomicU64,
@@ -125,6 +128,15 @@ pub struct WorkerStats {
     pub store: StoreStats,
     pub engine: EngineStats,
     pub audience: AudienceStats,
+}
+
+/// Counts of a worker's thread, since the start or CONFIG RESETSTAT.
+#[derive(Debug, Default)]
+pub struct LoopStats {
+    /// Number of times that it had nothing more to do, and slept.
+    pub cycles: AtomicU64,
+    /// Time in which it ran tasks, in microseconds.
+    pub busy_us: AtomicU64,
 }
 
 /// Counters of a worker's hot tier.
@@ -234,12 +246,19 @@ impl WorkerStats {
             if let Some(counters) = self.by_command.get(*id) {
                 count(&counters.calls, tally.calls);
                 count(&counters.time_ns, tally.time_ns);
+                count(&self.parts_ns, tally.time_ns);
                 count(&counters.failed, tally.failed);
                 count(&counters.rejected, tally.rejected);
                 counters.times.add_all(&tally.times);
             }
         }
         errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
+    }
+
+    /// Returns the time that commands took, in microseconds, those of units within their units.
+    pub(crate) fn commands_us(&self) -> u64 {
+        let all = self.by_command.iter().map(|command| command.time_ns.load(Ordering::Relaxed));
+        all.sum::<u64>().saturating_sub(self.parts_ns.load(Ordering::Relaxed)) / 1000
     }
 
     /// Counts a command that was refused before it ran; `None` if it is unknown.
@@ -350,6 +369,7 @@ impl WorkerStats {
             &self.bytes_in,
             &self.bytes_out,
             &self.query_limit_closes,
+            &self.parts_ns,
         ];
         for counter in by_command.chain(own) {
             counter.store(0, Ordering::Relaxed);

@@ -7,13 +7,13 @@
 
 use super::Worker;
 use crate::command::Patience;
-use crate::node::Node;
+use crate::node::{Node, WorkerStats};
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
 use flagstone_wire::client_memory::CLIENTS;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Number of times that the cron runs each second.
@@ -110,15 +110,19 @@ impl Worker {
         let node = &self.node;
         let [read, sent] = [&node.health.replica.bytes_in, &node.followers.bytes_out];
         let [read, sent] = [read, sent].map(|counter| counter.load(Ordering::Relaxed));
-        let mut totals = [0, 0, 0, read, sent];
-        for stats in &self.node.figures.stats {
-            for (total, counter) in
-                totals.iter_mut().zip([&stats.commands, &stats.bytes_in, &stats.bytes_out])
-            {
-                *total += counter.load(Ordering::Relaxed);
-            }
-        }
-        self.node.figures.rates.sample(totals);
+        let sum = |counter: fn(&WorkerStats) -> &AtomicU64| {
+            let stats = node.figures.stats.iter();
+            stats.map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
+        };
+        node.figures.rates.sample([
+            sum(|s| &s.commands),
+            sum(|s| &s.bytes_in),
+            sum(|s| &s.bytes_out),
+            read,
+            sent,
+            sum(|s| &s.turns.cycles),
+            sum(|s| &s.turns.busy_us),
+        ]);
     }
 
     /// Publishes the store's counters for other threads.
@@ -135,10 +139,14 @@ impl Worker {
         stats.evicted.store(store.stats.evicted, Ordering::Relaxed);
         stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
         self.node.health.data_set.publish(self.id, partition.data_set());
+        let [cycles, busy_us] = self.upkeep.turns.since_reset();
+        self.stats().turns.cycles.store(cycles, Ordering::Relaxed);
+        self.stats().turns.busy_us.store(busy_us, Ordering::Relaxed);
     }
 
     /// Resets the store's counters (CONFIG RESETSTAT).
     pub(crate) fn reset_stats(&self) {
+        self.upkeep.turns.reset();
         let mut partition = self.partition.borrow_mut();
         let changes = partition.store.stats.changes;
         partition.store.stats =

@@ -16,6 +16,7 @@ mod buffers;
 mod cpu_wait;
 mod cron;
 mod departures;
+mod event_loop;
 mod eviction;
 mod execute;
 mod hop;
@@ -151,6 +152,7 @@ struct Upkeep {
     /// Progress of hand-overs and of the journal's store at the last pressure check.
     progress: Cell<u64>,
     cpu_wait: cpu_wait::CpuWait,
+    turns: event_loop::EventLoop,
     told: stall::RecentErrors,
     outboxes_checked_ms: Cell<u64>,
     clients_seen_ms: Cell<u64>,

@@ -374,6 +374,37 @@ fn keys_count_whichever_workers_they_are_on() {
 }
 
 #[test]
+fn the_event_loop_counts_sleeps_work_and_each_command_once() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        ask(&mut client, "CONFIG RESETSTAT");
+        let mut script = redis::cmd("EVAL");
+        script.arg("for i = 1, 3000 do redis.call('incr', KEYS[1]) end").arg(1).arg("a");
+        script.query::<Value>(&mut client).expect("a reply");
+        let number = |client: &mut Connection, name: &str| -> u64 {
+            field(client, "stats", name).parse().expect("a number")
+        };
+        let commands_us = number(&mut client, "eventloop_duration_cmd_sum");
+        let usec = |client: &mut Connection, name: &str| -> u64 {
+            let counts = field(client, "commandstats", name);
+            let usec = counts.split(',').find_map(|count| count.strip_prefix("usec="));
+            usec.and_then(|usec| usec.parse().ok()).expect("a number")
+        };
+        let [whole, parts] = ["cmdstat_eval", "cmdstat_incr"].map(|name| usec(&mut client, name));
+        assert!(parts > 0 && commands_us >= whole, "{commands_us} {whole} {parts}");
+        assert!(commands_us < whole + parts, "{commands_us} {whole} {parts}");
+        let (cycles, busy_us) = (
+            number(&mut client, "eventloop_cycles"),
+            number(&mut client, "eventloop_duration_sum"),
+        );
+        assert!(cycles > 0 && busy_us > 0, "{cycles} {busy_us}");
+        ask(&mut client, "CONFIG RESETSTAT");
+        assert!(number(&mut client, "eventloop_cycles") < cycles);
+    }
+}
+
+#[test]
 fn check_tells_the_sizes_of_all_keys() {
     let mut server = server("2");
     let mut client = server.client();

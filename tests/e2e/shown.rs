@@ -7,12 +7,6 @@ use std::collections::BTreeSet;
 
 /// Names of the reference that are left out, as nothing true can be said.
 const LEFT_OUT: &[&str] = &[
-    // No event loop of one thread goes around here.
-    "info stats eventloop_cycles",
-    "info stats eventloop_duration_sum",
-    "info stats eventloop_duration_cmd_sum",
-    "info stats instantaneous_eventloop_cycles_per_sec",
-    "info stats instantaneous_eventloop_duration_usec",
     // The tables of databases are counted with the values.
     "memory db.0",
     "memory overhead.db.hashtable.lut",

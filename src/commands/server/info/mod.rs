@@ -436,7 +436,7 @@ impl Page<'_> {
     }
 
     fn stats(&mut self) {
-        let [commands, bytes_in, bytes_out, repl_in, repl_out] =
+        let [commands, bytes_in, bytes_out, repl_in, repl_out, cycles, busy_us] =
             self.node.figures.rates.per_second();
         let (clients, followers) = (&self.node.clients, &self.node.followers);
         let syncs = followers.syncs.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -498,6 +498,19 @@ impl Page<'_> {
             ("acl_access_denied_cmd", &self.node.access.denials.denied(DenialReason::Command)),
             ("acl_access_denied_key", &self.node.access.denials.denied(DenialReason::Key)),
             ("acl_access_denied_channel", &self.node.access.denials.denied(DenialReason::Channel)),
+        ]);
+        self.event_loop(cycles, busy_us);
+    }
+
+    /// Writes the figures of the workers' threads. The arguments are those of a second.
+    fn event_loop(&mut self, cycles: u64, busy_us: u64) {
+        let commands_us: u64 = self.node.figures.stats.iter().map(|s| s.commands_us()).sum();
+        self.fields(&[
+            ("eventloop_cycles", &self.sum(|s| &s.turns.cycles)),
+            ("eventloop_duration_sum", &self.sum(|s| &s.turns.busy_us)),
+            ("eventloop_duration_cmd_sum", &commands_us),
+            ("instantaneous_eventloop_cycles_per_sec", &cycles),
+            ("instantaneous_eventloop_duration_usec", &(busy_us / cycles.max(1))),
         ]);
     }
 
