@@ -283,8 +283,8 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Cluster.
     d("cluster-enabled", YesNo, "no", "answer clients of a cluster: one of several servers over a bucket, or, with a local directory, a cluster of one node that owns all slots").immutable(),
-    d("cluster-replica", YesNo, "no", "in a cluster of several servers, own no shard and show those of all others, for reads after READONLY").immutable(),
-    d("cluster-lease-ms", Integer((100, 60_000)), "3000", "milliseconds for which a server may answer after it has proven that it owns its shards; fixed when a cluster is made").immutable(),
+    d("cluster-replica", YesNo, "no", "in a cluster of several servers, own no shard and show those of all others, for reads after READONLY").at_start(),
+    d("cluster-lease-ms", Integer((100, 60_000)), "3000", "milliseconds for which a server may answer after it has proven that it owns its shards; fixed when a cluster is made").at_start(),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
     d("cluster-port", Integer(PORT), "0", "port of the cluster bus that clients are told; nobody listens on it").immutable(),
     d("cluster-announce-ip", OptionalText, "", "address to announce"),

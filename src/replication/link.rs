@@ -411,7 +411,8 @@ async fn greet(wire: &mut PrimaryWire, settings: &Settings) -> Result<(), String
         login.push(password.as_bytes());
         let reply = wire.ask(&login).await?;
         if !reply.starts_with('+') {
-            return Err(format!("it refuses the login: {reply:?}"));
+            // The words of the reference: those who read its logs look for them.
+            return Err(format!("Unable to AUTH to PRIMARY: {reply:?}"));
         }
     }
     let port = match settings.replica_announce_port {
