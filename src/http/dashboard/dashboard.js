@@ -112,6 +112,7 @@ const number = (n) => {
   if (n >= 1e4) return (n / 1e3).toFixed(n >= 1e5 ? 0 : 1) + " k";
   return n >= 100 || Number.isInteger(n) ? Math.round(n).toLocaleString("en") : n.toFixed(1);
 };
+const counted = (n, name) => `${number(n)} ${name}${n === 1 ? "" : "s"}`;
 const bytes = (n) => {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
@@ -277,6 +278,12 @@ const PROMISES = {
   no: "OK means written to the journal's file: it survives kill -9. The system decides when it reaches the disk.",
 };
 
+const BUCKET_PROMISES = {
+  always: "OK means stored in the bucket: every acknowledged write survives the loss of this machine.",
+  everysec: "OK means in the memory of this server: kill -9 may take the last moments, and what came since the bucket went away.",
+  no: "OK means in the memory of this server: kill -9 takes what is not in the bucket yet.",
+};
+
 // The servers that copy this one, or the one that it copies; and true if that is in order.
 function replication(now) {
   if (status.primary) {
@@ -291,8 +298,7 @@ function replication(now) {
 }
 
 function showDurability(now) {
-  const bucket = status.journal_remote && status.appendfsync === "always" ? "OK means stored in the bucket." : null;
-  text("durability", bucket || PROMISES[status.appendfsync]);
+  text("durability", (status.journal_remote ? BUCKET_PROMISES : PROMISES)[status.appendfsync]);
   const syncs = rate(now, "journal_syncs_total");
   const appends = rate(now, "journal_appends_total");
   const backlog = Math.max(0, ...now.all("journal_backlog_bytes").map((s) => s.value));
@@ -302,7 +308,7 @@ function showDurability(now) {
     ["records/s", number(appends)],
     ["syncs/s", number(syncs)],
     ["records of a sync", syncs > 0 ? (appends / syncs).toFixed(1) : "–"],
-    ["not durable yet", `${number(now.sum("journal_end_lsn") - now.sum("journal_durable_lsn"))} records`],
+    ["not durable yet", counted(now.sum("journal_end_lsn") - now.sum("journal_durable_lsn"), "record")],
     ["oldest of them", duration(now.sum("journal_unsynced_age_seconds"))],
     ["journal", `${bytes(now.sum("journal_bytes"))} of ${bytes(now.sum("journal_limit_bytes"))}`],
     ["restart after a kill", "about " + duration(Math.max(0.1, restart))],
@@ -354,7 +360,7 @@ function showMap(now) {
     words.append(
       make("div", `worker ${worker}`),
       make("div", `${number(rate(now, "worker_local_commands_total", mine))} own, ${number(rate(now, "worker_remote_commands_total", mine))} for others /s`, "dim"),
-      make("div", `${number(now.sum("worker_connections", mine))} clients, ${number(waiting)} messages waiting`, "dim"),
+      make("div", `${counted(now.sum("worker_connections", mine), "client")}, ${counted(waiting, "message")} waiting`, "dim"),
     );
     const tiles = make("div", undefined, "tiles");
     for (const [shard, owner] of owners) {
@@ -410,6 +416,7 @@ function showCheckpoints(reply) {
   const from = status.store_remote ? status.store : status.dir;
   const to = status.store_remote ? "--to s3://bucket/new" : "--dir new";
   const moment = status.archive_s ? ` --as-of ${new Date(status.now_ms - 60000).toISOString().slice(0, 19)}` : "";
+  $("restore-how").hidden = !oldest;
   text("restore", `flagstone restore --from ${quoted(from)} ${to}${moment}`);
 }
 
@@ -428,7 +435,7 @@ function showHot(reply) {
 
 function showBig(reply) {
   if (reply.error) return rows("big", [], reply.error);
-  const weight = (k) => (k.type === "string" ? bytes(k.size) : `${number(k.size)} elements`);
+  const weight = (k) => (k.type === "string" ? bytes(k.size) : counted(k.size, "element"));
   rows("big", reply.result.map(paired).map((k) => [keyButton(k.db, k.key, k.type), String(k.db), k.type, weight(k)]),
     "No key was written or read since the start.");
 }
@@ -471,6 +478,28 @@ function showDatabases(reply) {
   }));
 }
 
+// Commands and what shows their replies. A command that waits, as for a bucket that is away, holds up neither the
+// figures nor other tables.
+const TABLES = [
+  { commands: [["SLOWLOG", "GET", "20"], ["CLIENT", "LIST"]], show: [showSlow, showClients] },
+  { commands: [["FLAGSTONE", "HOTKEYS"], ["FLAGSTONE", "BIGKEYS"]], show: [showHot, showBig] },
+  { commands: [["FLAGSTONE", "CHECKPOINTS"]], show: [showCheckpoints] },
+  { commands: [["INFO", "keyspace"]], show: [showDatabases] },
+];
+
+async function fill(table) {
+  if (table.isAsked) return;
+  table.isAsked = true;
+  let replies;
+  try {
+    replies = await run(table.commands);
+  } catch (error) {
+    replies = table.commands.map(() => ({ error: error.message }));
+  }
+  table.isAsked = false;
+  table.show.forEach((show, i) => show(replies[i]));
+}
+
 async function look() {
   const began = Date.now();
   try {
@@ -492,18 +521,7 @@ async function look() {
     showMap(now);
     showStore(now);
     before = now;
-    if (rounds++ % SLOW_EVERY === 0) {
-      const [slow, clients, checkpoints, keyspace, hot, big] = await run([
-        ["SLOWLOG", "GET", "20"], ["CLIENT", "LIST"], ["FLAGSTONE", "CHECKPOINTS"], ["INFO", "keyspace"],
-        ["FLAGSTONE", "HOTKEYS"], ["FLAGSTONE", "BIGKEYS"],
-      ]);
-      showSlow(slow);
-      showHot(hot);
-      showBig(big);
-      showClients(clients);
-      showCheckpoints(checkpoints);
-      showDatabases(keyspace);
-    }
+    if (rounds++ % SLOW_EVERY === 0) TABLES.forEach(fill);
   } catch (error) {
     if (error instanceof NotAllowed) {
       const tried = credentials;
@@ -540,6 +558,8 @@ async function browse(more) {
     cursor = "0";
     $("keys").tBodies[0].replaceChildren();
   }
+  // Rows that are not in memory may take a while, from a bucket above all.
+  text("keys-note", "Looking …");
   const pattern = $("pattern").value || "*";
   const scan = ["SCAN", cursor, "MATCH", pattern, "COUNT", pattern === "*" && !$("type").value ? String(PAGE) : "2000"];
   if ($("type").value) scan.push("TYPE", $("type").value);
@@ -575,7 +595,7 @@ async function browse(more) {
     body.append(row);
   }
   $("more").hidden = cursor === "0";
-  text("keys-note", body.rows.length === 0 ? "No key fits." : `${body.rows.length} keys` + (cursor === "0" ? ", all that fit." : "."));
+  text("keys-note", body.rows.length === 0 ? "No key fits." : counted(body.rows.length, "key") + (cursor === "0" ? ", all that fit." : "."));
 }
 
 const SIZES = { string: "STRLEN", hash: "HLEN", list: "LLEN", set: "SCARD", zset: "ZCARD", stream: "XLEN" };
@@ -599,8 +619,8 @@ async function open(db, key, kind) {
   const [, size, encoding, memory, value] = await run([
     ["SELECT", db], [SIZES[kind], key], ["OBJECT", "ENCODING", key], ["MEMORY", "USAGE", key], reads[kind],
   ]);
-  const unit = kind === "string" ? "bytes" : "elements";
-  const line = [kind, `${number(size.result || 0)} ${unit}`, encoding.result, memory.result ? bytes(memory.result) + " in memory" : null];
+  const unit = kind === "string" ? "byte" : "element";
+  const line = [kind, counted(size.result || 0, unit), encoding.result, memory.result ? bytes(memory.result) + " in memory" : null];
   place.replaceChildren(title, make("p", line.filter(Boolean).join(" · "), "dim"));
   if (value.error) {
     place.append(make("p", value.error, "bad-text"));
