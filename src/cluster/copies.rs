@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Copies {
-    /// What each replica has said: the number of the map with which it was asked, and the lsn up to which it
+    /// The last words of each replica: the number of the map with which it was asked, and the lsn up to which it
     /// has all records of the shards that this map gives this server.
     said: Mutex<BTreeMap<Life, (u64, Lsn)>>,
     /// Number of clients that wait for replicas.
