@@ -114,8 +114,12 @@ fn elsewhere(
         }
     };
     let is_shown = |slot: u16| {
-        let reads =
-            || !flags_of(session, node, command, args).intersects(flag!(WRITE | MAY_REPLICATE));
+        let reads = || {
+            let flags = flags_of(session, node, command, args);
+            let may_write =
+                flags.contains(flag!(MAY_REPLICATE)) && !flags.contains(flag!(READONLY));
+            !flags.contains(flag!(WRITE)) && !may_write
+        };
         session.client.is(ClientState::READONLY) && cluster.mirrors(slot) && reads()
     };
     if let Some(slot) = slot.filter(|slot| !cluster.serves(*slot) && !is_shown(*slot)) {

@@ -125,15 +125,20 @@ async fn follow(own: Seated, heard: Heard, life: Life, entries: watch::Receiver<
         read_at: now,
         found_at: now,
     };
-    let mut told: Option<Instant> = None;
+    let (mut failing, mut told): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
-        if let Err(error) = this.step().await {
-            if told.is_none_or(|at| at.elapsed() > TOLD) {
-                tracing::warn!(life = life.0, "a server cannot be followed yet: {error:#}");
-                told = Some(Instant::now());
-            }
-            tokio::time::sleep(pause).await;
+        let Err(error) = this.step().await else {
+            failing = None;
+            continue;
+        };
+        // A journal that was read while its owner dropped objects is whole at the next try.
+        let since = *failing.get_or_insert_with(Instant::now);
+        let is_news = told.is_none_or(|at| at.elapsed() > TOLD);
+        if is_news && since.elapsed() > STEPS * pause {
+            tracing::warn!(life = life.0, "a server cannot be followed yet: {error:#}");
+            told = Some(Instant::now());
         }
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -157,8 +162,14 @@ impl Following {
         self.install().await?;
         let Some(follower) = &mut self.follower else { return self.rest(POLL).await };
         if follower.is_full() || self.own.node.pending_bytes() > self.own.node.pending_limit() {
-            // Newer engines need fewer records.
-            return self.rest(POLL).await;
+            if self.ahead.is_some() {
+                // Newer engines need fewer records, and there is no room to follow as far as they are.
+                self.forget();
+                return Ok(());
+            }
+            if self.reading.is_some() {
+                return self.rest(POLL).await;
+            }
         }
         let asked = Instant::now();
         match follower.next().await {
@@ -251,7 +262,10 @@ impl Following {
                 on_worker(&self.own, id, renew).await?;
                 continue;
             }
-            let show = move |worker: Rc<Worker>| async move { worker.show_shard(shard).await };
+            let cluster = self.own.cluster.clone();
+            let elsewhere = move |slot| cluster.refusal(slot, false);
+            let show =
+                move |worker: Rc<Worker>| async move { worker.show_shard(shard, elsewhere).await };
             let stay = on_worker(&self.own, id, show).await?;
             let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;
             self.shown.insert(id, (entry.since, stay));

@@ -114,6 +114,11 @@ impl Health {
         }
     }
 
+    /// Returns true if it is a server of a cluster.
+    pub(super) fn is_clustered(&self) -> bool {
+        self.is_clustered
+    }
+
     /// Returns true if writers have to wait until rows are handed over.
     pub fn is_pressed(&self) -> bool {
         self.pressure_since_ms.load(Ordering::Relaxed) != 0

@@ -87,7 +87,10 @@ fn refusal_of_replica(
         Some(UNHEARD)
     } else if is_succeeding && flags.contains(flag!(READONLY)) && !settings.serve_stale_data {
         Some(INCOMPLETE)
-    } else if is_following && flags.contains(flag!(WRITE)) && settings.replica_read_only {
+    } else if is_following
+        && flags.contains(flag!(WRITE))
+        && (settings.replica_read_only || health.is_clustered())
+    {
         Some(READ_ONLY)
     } else if is_following
         && !flags.contains(flag!(STALE))

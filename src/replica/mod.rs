@@ -365,7 +365,11 @@ impl Replica {
     /// is new enough.
     pub fn mirror(&self, primary: Option<(&str, u16)>, is_up: bool, now_ms: u64) {
         let mut link = self.link();
-        link.primary = primary.map(|(host, port)| Primary { host: host.to_owned(), port });
+        // It stays a replica while nobody owns anything.
+        let (host, port) = primary.unwrap_or(("", 0));
+        if primary.is_some() || link.primary.is_none() {
+            link.primary = Some(Primary { host: host.to_owned(), port });
+        }
         link.state = if is_up { LinkState::Connected } else { LinkState::Sync };
         match is_up {
             true => (link.down_since_ms, link.heard_ms) = (0, now_ms),

@@ -21,15 +21,19 @@ pub(crate) struct MirroredOps {
 }
 
 impl Worker {
-    /// Shows a shard of another server, in place of what was shown of it before.
+    /// Shows a shard of another server, in place of what was shown of it before. `elsewhere`: returns the
+    /// error text for a client that waits for a key of one of its slots.
     ///
     /// # Errors
     /// The reason why it cannot be shown.
-    pub(crate) async fn show_shard(self: &Rc<Self>, shard: Shard) -> Result<Stay, String> {
+    pub(crate) async fn show_shard(
+        self: &Rc<Self>,
+        shard: Shard,
+        elsewhere: impl Fn(u16) -> String,
+    ) -> Result<Stay, String> {
         let id = shard.id;
         if self.partition.borrow().stay(id).is_some() {
-            let gone = |slot| format!("TRYAGAIN The shard of slot {slot} is read anew");
-            let detached = self.detach_shard(id, gone).await.map_err(|why| why.to_string())?;
+            let detached = self.detach_shard(id, elsewhere).await.map_err(|why| why.to_string())?;
             self.node.background.spawn_blocking(move || drop(detached));
         }
         self.attach_shard(shard).await.map_err(|refused| refused.why.to_string())?;

@@ -14,17 +14,13 @@ const QUIET: Duration = Duration::from_secs(3);
 
 impl Cluster {
     fn replica(&self) -> Server {
+        self.replica_with(&[])
+    }
+
+    fn replica_with(&self, more: &[&str]) -> Server {
         let store = self.store();
-        Server::start(&[
-            "--cluster-enabled",
-            "yes",
-            "--cluster-replica",
-            "yes",
-            "--store",
-            &store,
-            "--workers",
-            "2",
-        ])
+        let words = ["--cluster-enabled", "yes", "--cluster-replica", "yes", "--store", &store];
+        Server::start(&[&words[..], &["--workers", "2"], more].concat())
     }
 
     fn client(&self, servers: &[Server]) -> redis::cluster::ClusterConnection {
@@ -103,7 +99,11 @@ fn a_replica_shows_what_the_others_have_and_nothing_else() {
         error(&mut client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key1"]),
         "MOVED"
     );
+    cmd("CONFIG").arg("SET").arg("replica-read-only").arg("no").exec(&mut client).expect("set");
     assert_eq!(error(&mut client, &["FLUSHALL"]), "READONLY");
+    assert_eq!(error(&mut client, &["FUNCTION", "FLUSH"]), "READONLY");
+    let _: () = writer.pfadd("sketch", &["a", "b", "c"]).expect("added");
+    until("the sketch is there", || client.pfcount::<_, i64>("sketch").is_ok_and(|it| it == 3));
     let mut other = replica.client();
     assert_eq!(error(&mut other, &["GET", "key1"]), "MOVED");
     // Clients of a cluster find it.
@@ -147,6 +147,26 @@ fn wait_counts_the_replicas_that_show_the_write() {
     assert_eq!(clients[0].get::<_, i64>("key").expect("read"), 100);
     let refused = cmd("WAIT").arg(0).arg(1).query::<i64>(&mut clients[0]);
     assert!(refused.is_err(), "a replica has no replicas");
+}
+
+#[test]
+fn a_replica_goes_on_beyond_its_room_for_records() {
+    let cluster = Cluster::with_lease(QUIET);
+    let servers = cluster.servers(1);
+    let replica = cluster.replica_with(&["--memory-budget", "64mb"]);
+    let mut writer = servers[0].client();
+    let mut client = reader(&replica);
+    // More than what a replica of this size may have in memory, and the owner need not flush.
+    for n in 0..240 {
+        let _: () = writer.set(format!("big{n}"), vec![b'x'; 100_000]).expect("written");
+    }
+    let _: () = writer.set("last", "1").expect("written");
+    sees(&mut client, "last", "1");
+    for n in 0..240 {
+        assert_eq!(client.strlen::<_, usize>(format!("big{n}")).expect("read"), 100_000);
+    }
+    let _: () = writer.set("last", "2").expect("written");
+    sees(&mut client, "last", "2");
 }
 
 #[test]
@@ -279,6 +299,9 @@ fn a_replica_comes_and_goes_and_a_server_of_single_data_is_none() {
     let mut writer = servers[0].client();
     let _: () = writer.set("key", "v").expect("written");
     let mut replica = cluster.replica();
+    sees(&mut reader(&replica), "key", "v");
+    replica.stop();
+    replica.restart();
     sees(&mut reader(&replica), "key", "v");
     replica.kill();
     let id = |replica: &Server| asked(replica, ["CLUSTER", "MYID"]);

@@ -57,12 +57,17 @@ pub(super) fn pfcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Returns the estimate of one sketch, and caches it in the sketch.
 fn count_one(cx: &mut Ctx<'_>, name: &[u8]) -> Result<u64, Stop> {
+    // As on a replica, where nothing is written.
+    let is_read_only = cx.store.keeps_expired();
     let Some(s) = cx.store.string(cx.db, name)? else { return Ok(0) };
     let mut sketch = Sketch::open(s).or_load(cx.db, name)?.ok_or(NOT_A_SKETCH)?;
     if let Some(count) = sketch.cached() {
         return Ok(count);
     }
     let count = sketch.estimate()?;
+    if is_read_only {
+        return Ok(count);
+    }
     sketch.cache(count);
     if let Some(changed) = sketch.into_changed() {
         cx.store.entry_mut(cx.db, name)?.value = Value::Str(changed);

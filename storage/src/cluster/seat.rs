@@ -61,6 +61,17 @@ impl ClusterSeat {
         let life = loop {
             let newest = maps.newest().await?;
             let former = newest.as_ref().and_then(|map| map.open_member(node));
+            let owns_shards = |map: &ClusterMap, life| map.owned_by(life).next().is_some();
+            if let (Some(map), Some(former)) = (&newest, former)
+                && is_replica
+                && owns_shards(map, former.life)
+            {
+                bail!(
+                    "life {} of this server owns shards, which a replica cannot have: end it with SIGTERM, \
+                     so that others take them, or wait until they have",
+                    former.life
+                );
+            }
             if let Some(former) = former {
                 tracing::info!(life = former.life.0, "ending the former life of this server");
                 let former = (former.life, former.begun);

@@ -58,6 +58,10 @@ impl DetachedShard {
     /// # Errors
     /// If something cannot be read or stored: the journal keeps the records that the engine lacks.
     pub async fn close(mut self, journal: &Arc<dyn Journal>) -> Result<()> {
+        if self.shard.is_mirrored() {
+            // There is nothing that its owner has not.
+            return self.shard.engine().close().await;
+        }
         self.hand_over(journal).await?;
         let engine = self.shard.engine().clone();
         if self.held.is_none() {
