@@ -258,6 +258,13 @@ pub(crate) async fn tell_of(map: &Arc<ClusterMap>) {
     let _ = timeout(TELLING, telling.join_all()).await;
 }
 
+/// Returns true if a life answers, for a command that needs to know if its process runs. A life that listens by
+/// TLS only does not answer.
+pub(crate) async fn answers(map: &Arc<ClusterMap>, member: &MapMember) -> bool {
+    let told = timeout(TELLING, tell(map.clone(), member.clone())).await;
+    matches!(told, Ok(Ok(())))
+}
+
 /// Tells the next owner of a shard of the newest map.
 pub(super) async fn tell_next(own: &Seated, next: &MapMember) -> Result<(), String> {
     let told = ask_whether_there(own, next, None).await;

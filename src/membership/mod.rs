@@ -14,7 +14,7 @@ mod spreading;
 mod suspicion;
 mod taking;
 
-pub(crate) use beats::{answer_beat, tell_of};
+pub(crate) use beats::{answer_beat, answers, tell_of};
 pub(crate) use joining::{Opened, open};
 
 use crate::cluster::{Cluster, ServedState};

@@ -25,6 +25,7 @@ mod hostile;
 mod http;
 mod keyspace;
 mod large_replies;
+mod losses;
 mod many_keys;
 mod migrate;
 mod mirrored;

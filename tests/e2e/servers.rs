@@ -264,7 +264,7 @@ fn a_single_server_and_its_commands_refuse_the_data_of_a_cluster() {
 }
 
 /// Returns the shards that the map gives to a server.
-fn shards_of(map: &serde_json::Value, id: &str) -> Vec<u16> {
+pub(crate) fn shards_of(map: &serde_json::Value, id: &str) -> Vec<u16> {
     let members = map["members"].as_array().expect("members").iter();
     let mut open = members.filter(|it| it["node"] == *id && it["state"] == "open");
     let life = &open.next().expect("an open life")["life"];

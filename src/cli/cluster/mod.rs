@@ -2,6 +2,7 @@
 //! no server: owners do what the map asks them to.
 
 mod convert;
+mod giving_up;
 mod moving;
 mod naming;
 mod status;
@@ -27,6 +28,7 @@ enum ClusterVerb {
     Convert(convert::ConversionArguments),
     Move(moving::ShardMoveArguments),
     Drain(moving::DrainArguments),
+    GiveUp(giving_up::GiveUpArguments),
 }
 
 /// Runs the subcommand.
@@ -41,6 +43,7 @@ pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
             ClusterVerb::Convert(arguments) => arguments.run().await,
             ClusterVerb::Move(arguments) => arguments.run().await,
             ClusterVerb::Drain(arguments) => arguments.run().await,
+            ClusterVerb::GiveUp(arguments) => arguments.run().await,
         }
     })
 }

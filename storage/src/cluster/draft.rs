@@ -17,6 +17,8 @@ pub enum MapRefusal {
     NoHost,
     #[error("life {0} is not open in the map")]
     NotOpen(Life),
+    #[error("the map has no life {0}")]
+    NoLife(Life),
     /// The node's former life must be sealed first.
     #[error("the node has joined as life {0}, which is open")]
     NodeIsOpen(Life),
@@ -218,6 +220,21 @@ impl MapDraft {
         self.open(life)?;
         let member = self.map.members.iter_mut().find(|m| m.life == life && !m.begun);
         member.ok_or(MapRefusal::NoChange)?.begun = true;
+        Ok(())
+    }
+
+    /// Notes that a user accepts the loss of a life's journal, which is missing: a server that finds no
+    /// object of it goes on without (see [`begin`](Self::begin)).
+    ///
+    /// # Errors
+    /// If the map does not have the life, or if that was noted before.
+    pub fn give_up(&mut self, life: Life) -> Result<(), MapRefusal> {
+        let member = self.map.members.iter_mut().find(|member| member.life == life);
+        let member = member.ok_or(MapRefusal::NoLife(life))?;
+        if !member.begun {
+            return Err(MapRefusal::NoChange);
+        }
+        member.begun = false;
         Ok(())
     }
 

@@ -133,7 +133,7 @@ pub struct MapMember {
     pub life: Life,
     pub state: MemberState,
     /// True once it has begun its journal, which it does before it takes a shard: its objects must be
-    /// there until no list names it.
+    /// there until no list names it, or until a user gives them up.
     pub begun: bool,
     /// True once it is to own nothing any more: nobody gives it shards.
     pub leaving: bool,

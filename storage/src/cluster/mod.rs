@@ -13,7 +13,8 @@
 //! `map` has the data, `draft` the changes and their rules, `balance` says how many shards each
 //! server should have, and `store` reads and puts the objects. `libraries` has those of functions, `lives`
 //! the journals, `taking` takes shards, and a `seat` is what a process has of all of it (RFC 20). `convert`
-//! makes the data of a single server that of a cluster.
+//! makes the data of a single server that of a cluster. `losses` has journals that have lost objects, and what a
+//! user can do then.
 
 mod balance;
 mod convert;
@@ -27,6 +28,9 @@ mod following;
 mod following_tests;
 mod libraries;
 mod lives;
+mod losses;
+#[cfg(test)]
+mod losses_tests;
 mod map;
 mod member;
 mod mirroring;
@@ -44,6 +48,7 @@ pub use draft::{MapDraft, MapRefusal, PendingChange};
 pub use following::LifeFollower;
 pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;
+pub use losses::{GivenUp, JournalLoss, LossStore, LossyShard};
 pub use map::{ClusterMap, MapShard};
 pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
 pub use mirroring::MirroredShards;

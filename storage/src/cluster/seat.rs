@@ -74,8 +74,9 @@ impl ClusterSeat {
             }
             if let Some(former) = former {
                 tracing::info!(life = former.life.0, "ending the former life of this server");
-                let former = (former.life, former.begun);
-                SealedLife::seal(&store, former, journal_options.clone()).await?;
+                let sealing =
+                    SealedLife::seal(&store, (former.life, former.begun), journal_options.clone());
+                sealing.await.with_context(|| ending(former.life))?;
             }
             let former = former.map(|former| former.life);
             let joined = join_map(&maps, (node, address), is_replica, former).await?;
@@ -118,7 +119,7 @@ impl ClusterSeat {
     /// nothing from then on.
     ///
     /// # Errors
-    /// If the store does not answer, or if the journal is damaged.
+    /// If the store does not answer, or if the journal is missing or damaged.
     pub async fn seal(&self, life: Life) -> Result<Arc<SealedLife>> {
         let read = |it: &Self| it.sealed().get(&life).cloned();
         if let Some(sealed) = read(self) {
@@ -128,7 +129,7 @@ impl ClusterSeat {
         let is_begun = map.and_then(|map| Some(map.member(life)?.begun)).unwrap_or(false);
         let options = self.journal_options.clone();
         let sealing = SealedLife::seal(&self.store, (life, is_begun), options);
-        let sealed = Arc::new(sealing.await.with_context(|| format!("ending life {life}"))?);
+        let sealed = Arc::new(sealing.await.with_context(|| ending(life))?);
         Ok(self.sealed().entry(life).or_insert(sealed).clone())
     }
 
@@ -289,6 +290,13 @@ impl ClusterSeat {
         let place = journal_of(&self.store, life);
         BucketJournal::newest(&place, &self.journal_options).await.map_err(Into::into)
     }
+}
+
+/// Returns the context of an error in ending a life, with what to do if its journal is damaged.
+fn ending(life: Life) -> String {
+    format!(
+        "ending life {life} (`flagstone cluster give-up {life}` tells if its journal has lost objects)"
+    )
 }
 
 /// Returns the newest map, and makes the first one if there is none.

@@ -184,12 +184,14 @@ impl ShardTaker {
         Shard::new(id, engine, self.journal.epoch(), control, self.presence_bytes)
     }
 
-    /// Appends the adoption, which also gives new shards their generations.
+    /// Appends the adoption, which also gives new shards their generations. It has those of all shards, as the
+    /// journals before it may be given up.
     fn adopt(&self, shards: &mut [Shard], above: Lsn) -> Result<Lsn> {
         let mut record = Sealed::default();
         for shard in shards.iter() {
             let ops = record.ops.entry(shard.id).or_default();
-            for (db, generation) in shard.generations().missing(self.databases) {
+            let known = (0..).zip(shard.generations().live.iter().copied());
+            for (db, generation) in known.chain(shard.generations().missing(self.databases)) {
                 ops.generation(db, generation, 0);
             }
         }

@@ -511,13 +511,17 @@ async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, 
 pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
     let mut found = Vec::new();
     for id in 0..shards {
-        let shard = shard_place(store, id);
-        let rows = peek(&shard.join("db"), &[row::CONTROL]).await?;
-        let control = Control::read(&rows.unwrap_or_default());
-        let control = control.map_err(|what| anyhow::anyhow!("shard {id} ({shard}): {what}"))?;
-        found.push((id, control));
+        found.push((id, peek_control(store, id).await?));
     }
     Ok(found)
+}
+
+/// Returns the control rows of a shard without opening its engine; without an engine it has none.
+pub(crate) async fn peek_control(store: &Place, id: u16) -> Result<Control> {
+    let shard = shard_place(store, id);
+    let rows = peek(&shard.join("db"), &[row::CONTROL]).await?;
+    let control = Control::read(&rows.unwrap_or_default());
+    control.map_err(|what| anyhow::anyhow!("shard {id} ({shard}): {what}"))
 }
 
 /// Returns the batch that replaces control rows which the next record makes untrue: that the shard

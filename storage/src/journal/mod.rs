@@ -40,7 +40,8 @@ use crate::lease::Lease;
 use crate::slot::NotOwned;
 
 pub use bucket::{
-    BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalLook, JournalTail, TailStep,
+    BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalCondition, JournalLook,
+    JournalTail, TailStep,
 };
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;

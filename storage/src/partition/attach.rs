@@ -59,7 +59,7 @@ impl Partition {
             self.store.load_as_of(self.journaled_round());
         }
         let live = self.store.row_generations(id);
-        let has_keys = |generation: u32| !is_settled || shard.totals(generation).0 > 0;
+        let has_keys = |generation: u32| !is_settled || shard.may_have_keys(generation);
         self.store
             .take_in(id, (0u32..).zip(&live).filter(|(_, g)| has_keys(**g)).map(|(db, _)| db));
         self.store.set_presence(id, shard.presence());

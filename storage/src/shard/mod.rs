@@ -187,6 +187,12 @@ impl Shard {
         self.counters.totals(generation)
     }
 
+    /// Returns false if a shard that is new has no keys of a generation. If others have had it, their journals may
+    /// have been given up, and the counters be too low.
+    pub(crate) fn may_have_keys(&self, generation: u32) -> bool {
+        self.inherited > 0 || self.flushed > 0 || self.totals(generation).0 > 0
+    }
+
     /// Returns the number of keys, and of keys with an expiry, of all generations.
     pub(crate) fn counts(&self) -> (u64, u64) {
         self.counters.all()

@@ -3,8 +3,8 @@
 use super::*;
 use crate::cluster::MemberState;
 use MapRefusal::{
-    Full, Leaving, NoChange, NoHeir, NoHost, NoSettings, NoShard, NodeIsOpen, NotOpen, NotOwner,
-    Owned, OwnsShards, Parked, Replica,
+    Full, Leaving, NoChange, NoHeir, NoHost, NoLife, NoSettings, NoShard, NodeIsOpen, NotOpen,
+    NotOwner, Owned, OwnsShards, Parked, Replica,
 };
 
 const A: Life = Life(1);
@@ -154,6 +154,19 @@ fn a_map_without_replicas_is_as_before() {
     });
     let read = ClusterMap::decode(map.number(), &map.encode().unwrap()).unwrap();
     assert_eq!(read, map);
+}
+
+#[test]
+fn the_journal_of_a_life_that_has_begun_it_can_be_given_up_once() {
+    let map = three();
+    assert_eq!(refused(&map, |draft| draft.give_up(A)), NoChange);
+    assert_eq!(refused(&map, |draft| draft.give_up(Life(9))), NoLife(Life(9)));
+    let begun = after(&map, |draft| draft.begin(A).unwrap());
+    let given_up = after(&begun, |draft| draft.give_up(A).unwrap());
+    assert_eq!((given_up.members(), given_up.shards()), (map.members(), map.shards()));
+    let sealed = after(&begun, |draft| draft.seal(A, &[(0, B), (1, C)]).unwrap());
+    let given_up = after(&sealed, |draft| draft.give_up(A).unwrap());
+    assert!(given_up.lists(A) && !given_up.member(A).unwrap().begun);
 }
 
 #[test]

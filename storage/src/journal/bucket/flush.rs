@@ -217,9 +217,50 @@ impl BucketShared {
     /// Puts an object, retrying until the store has it.
     async fn put(&self, object: Object) -> Done {
         let begun = Instant::now();
-        let done = self.put_until_stored(object).await;
+        let mut done = self.put_until_stored(object).await;
+        if let Done::Landed(at, _) = done
+            && let Some(reason) = self.check_rest(at).await
+        {
+            done = Done::Lost(reason);
+        }
         LATENCY.note(LatencyEvent::JournalSync, begun.elapsed());
         done
+    }
+
+    /// Makes sure, when an object is stored behind the end of a contested lease, that the one before it is
+    /// still there; returns the error if not. Without its objects the journal may have been given up:
+    /// its successors know no end behind which they could have put a fence, and this process would not
+    /// meet one. An attempt takes less than a lease, so what it sees is not older than that.
+    async fn check_rest(&self, at: Position) -> Option<String> {
+        if !self.options.contested || !self.lease.left().is_zero() {
+            return None;
+        }
+        let newest = {
+            let state = lock(&self.state);
+            // Objects behind the first one become durable with it.
+            let is_first = state.flights.front().is_some_and(|flight| flight.at == at);
+            state.stored.back().filter(|_| is_first)?.at.path(self.place.root())
+        };
+        let (store, mut pause) = (self.place.store(), self.options.pause);
+        loop {
+            let look = tokio::time::timeout(self.options.attempt, store.head(&newest));
+            let trouble = match look.await {
+                Ok(Ok(_)) => return None,
+                Ok(Err(Error::NotFound { .. })) => break,
+                Ok(Err(error)) => cause(&error),
+                Err(_) => "it has not answered in time".to_owned(),
+            };
+            self.has_trouble(trouble);
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+        self.taken_over.store(true, Ordering::Release);
+        self.lease.end();
+        Some(format!(
+            "{newest} is missing, and this server has stored it: its journal {} was deleted, and may have been \
+             given up",
+            self.place
+        ))
     }
 
     async fn put_until_stored(&self, object: Object) -> Done {

@@ -38,7 +38,7 @@ use object::{ObjectFloor, Position};
 
 pub use history::BucketView;
 pub(super) use recovery::BucketPieces;
-pub use recovery::{BucketRecovery, JournalLook};
+pub use recovery::{BucketRecovery, JournalCondition, JournalLook};
 pub use tail::{JournalTail, TailStep};
 
 /// Options of a journal in a bucket.
@@ -110,7 +110,7 @@ struct BucketShared {
     end: AtomicU64,
     durable: AtomicU64,
     failed: OnceLock<String>,
-    /// True once a successor has taken over.
+    /// True once a successor has taken over, or may have.
     taken_over: AtomicBool,
     /// True while the oldest commit has waited too long.
     away: AtomicBool,

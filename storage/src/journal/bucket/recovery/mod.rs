@@ -5,6 +5,7 @@
 //! used before; from then on no other process can add to the objects that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
 //! never published. Every object between the floor and the fence must exist.
 
+mod breaks;
 mod ending;
 mod fencing;
 mod pieces;
@@ -22,6 +23,7 @@ use object_store::path::Path;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+pub use breaks::JournalCondition;
 pub use ending::JournalLook;
 use fencing::End;
 pub(in crate::journal) use pieces::BucketPieces;
@@ -346,34 +348,7 @@ impl BucketRecovery {
     /// Follows the objects from the floor to the fence.
     async fn follow(&mut self, mut reading: Reading, fence: Position) -> Result<(), JournalError> {
         let mut at = reading.floor.first;
-        let mut chain = ObjectChain::epoch(at.epoch, 0);
-        let mut at_head = true;
-        while at != fence {
-            if !reading.found.contains_key(&at) {
-                self.read_listed(&mut reading, at, at.last_of_epoch()).await?;
-            }
-            let found = match reading.found.get_mut(&at) {
-                Some(Ok(found)) => found,
-                Some(Err(unreadable)) => {
-                    let reason = unreadable.to_string();
-                    return Err(self.corrupt(at, reason));
-                }
-                None => return Err(self.missing(&reading, at)),
-            };
-            if found.header.is_fence() {
-                self.ends.insert(at.epoch, chain.last);
-                at = Position { epoch: found.header.opens, number: 1 };
-                chain = ObjectChain::epoch(at.epoch, chain.last);
-                continue;
-            }
-            if std::mem::take(&mut at_head) {
-                chain = ObjectChain::head(at.epoch, found.header.prev_crc);
-            }
-            let mut found = found.clone();
-            self.walk(&mut found, &mut chain).await?;
-            self.chain.push(found);
-            at = at.next();
-        }
+        let chain = self.follow_objects(&mut reading, &mut at, fence).await?;
         self.ends.insert(at.epoch, chain.last);
         self.behind = (at, chain);
         // Fences stay for ever, and no other objects are as short.
@@ -389,6 +364,41 @@ impl BucketRecovery {
         }
         (self.max_time_ms, self.floor) = (reading.max_time_ms, reading.floor);
         Ok(())
+    }
+
+    /// Follows the objects from `at` to the fence. Leaves `at` behind the last one that can be read.
+    async fn follow_objects(
+        &mut self,
+        reading: &mut Reading,
+        at: &mut Position,
+        fence: Position,
+    ) -> Result<ObjectChain, JournalError> {
+        let mut chain = ObjectChain::epoch(at.epoch, 0);
+        let mut at_head = true;
+        while *at != fence {
+            if !reading.found.contains_key(at) {
+                self.read_listed(reading, *at, at.last_of_epoch()).await?;
+            }
+            let found = match reading.found.get(at) {
+                Some(Ok(found)) => found,
+                Some(Err(unreadable)) => return Err(self.corrupt(*at, unreadable.to_string())),
+                None => return Err(self.missing(reading, *at)),
+            };
+            if found.header.is_fence() {
+                self.ends.insert(at.epoch, chain.last);
+                *at = Position { epoch: found.header.opens, number: 1 };
+                chain = ObjectChain::epoch(at.epoch, chain.last);
+                continue;
+            }
+            if std::mem::take(&mut at_head) {
+                chain = ObjectChain::head(at.epoch, found.header.prev_crc);
+            }
+            let mut found = found.clone();
+            self.walk(&mut found, &mut chain).await?;
+            self.chain.push(found);
+            *at = at.next();
+        }
+        Ok(chain)
     }
 
     /// Follows the records of one object.

@@ -1,6 +1,7 @@
 //! Tests of the journal in a bucket, on a store in memory with faults of all kinds.
 
 mod basic;
+mod breaks;
 mod endings;
 mod history;
 mod lives;
