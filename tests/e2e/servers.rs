@@ -318,6 +318,31 @@ fn a_shard_that_a_user_moves_stays_where_it_is() {
 }
 
 #[test]
+fn all_pins_end_and_the_shards_are_shared_out() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    let all: Vec<&Server> = servers.iter().collect();
+    fill(&mut client(&all), 1);
+    let told = cluster.told(&["balance"]);
+    assert!(told.ends_with("no shard is to move to even them out\n"), "{told}");
+    let last = asked(&servers[1], ["CLUSTER", "MYID"]);
+    cluster.told(&["move", "0,1,2,3,4,5", "--to", &last]);
+    let told = cluster.told(&["balance"]);
+    assert!(told.contains("0,1,2,3,4,5; without the pins, to move: 3"), "{told}");
+    let told = cluster.told(&["balance", "--unpin"]);
+    assert_eq!(told.matches(" is at ").count(), 3, "{told}");
+    assert!(told.ends_with("all shards are shared out\n"), "{told}");
+    assert_eq!(shards_of(&cluster.map(), &last).len(), 3);
+    assert!(cluster.told(&["balance", "--unpin"]).ends_with("all shards are shared out\n"));
+    check(&mut client(&all), 1);
+    servers.iter_mut().for_each(Server::stop);
+    let told = cluster.told(&["balance"]);
+    assert!(told.contains("shards that no server has: 6"), "{told}");
+    let (status, why) = cluster.refused(&["balance", "--unpin"]);
+    assert!(status == Some(1) && why.contains("no server runs"), "{why}");
+}
+
+#[test]
 fn a_drained_server_goes_on_without_shards_until_it_starts_again() {
     let cluster = Cluster::new();
     let mut servers = cluster.servers(3);

@@ -1,6 +1,7 @@
 //! `flagstone cluster`: looks at the map of a cluster in its store, and changes it. The command needs
 //! no server: owners do what the map asks them to.
 
+mod balancing;
 mod convert;
 mod giving_up;
 mod moving;
@@ -28,6 +29,7 @@ enum ClusterVerb {
     Convert(convert::ConversionArguments),
     Move(moving::ShardMoveArguments),
     Drain(moving::DrainArguments),
+    Balance(balancing::BalanceArguments),
     GiveUp(giving_up::GiveUpArguments),
 }
 
@@ -43,6 +45,7 @@ pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
             ClusterVerb::Convert(arguments) => arguments.run().await,
             ClusterVerb::Move(arguments) => arguments.run().await,
             ClusterVerb::Drain(arguments) => arguments.run().await,
+            ClusterVerb::Balance(arguments) => arguments.run().await,
             ClusterVerb::GiveUp(arguments) => arguments.run().await,
         }
     })

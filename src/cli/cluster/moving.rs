@@ -54,18 +54,18 @@ pub(super) struct DrainArguments {
 }
 
 #[derive(Args)]
-struct MoveWaiting {
+pub(super) struct MoveWaiting {
     /// How long to wait until it is done; what is not done by then goes on
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    timeout: u64,
+    pub(super) timeout: u64,
     /// Do not wait
     #[arg(long)]
-    no_wait: bool,
+    pub(super) no_wait: bool,
 }
 
 /// The reason why the newest map is not changed.
 #[derive(Debug)]
-enum MoveRefusal {
+pub(super) enum MoveRefusal {
     /// It is so already.
     Nothing,
     Because(anyhow::Error),
@@ -133,7 +133,7 @@ fn want(draft: &mut MapDraft, shards: &BTreeSet<u16>, to: Option<&str>) -> Resul
 }
 
 /// Changes the map, unless it is so already, tells the servers, and returns the newest one.
-async fn change(
+pub(super) async fn change(
     maps: &ClusterMaps,
     steps: impl FnMut(&mut MapDraft) -> Result<(), MoveRefusal>,
 ) -> Result<Arc<ClusterMap>> {
@@ -186,7 +186,7 @@ impl Moves {
 }
 
 /// Returns the line of a shard that has moved.
-fn moved(map: &ClusterMap, shard: &MapShard, begun: Instant) -> String {
+pub(super) fn moved(map: &ClusterMap, shard: &MapShard, begun: Instant) -> String {
     let owner = shard.owner.map_or_else(|| "nowhere".to_owned(), |life| named_life(map, life));
     format!("shard {} is at {owner} ({:.1} s)", shard.id, begun.elapsed().as_secs_f64())
 }
@@ -248,7 +248,7 @@ fn leave(draft: &mut MapDraft, node: &str) -> Result<Life, MoveRefusal> {
 
 impl MoveWaiting {
     /// Looks at newer and newer maps until `look` returns true; returns false if it never did in time.
-    async fn until(
+    pub(super) async fn until(
         &self,
         maps: &ClusterMaps,
         mut look: impl FnMut(&ClusterMap) -> Result<bool>,
