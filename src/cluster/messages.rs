@@ -76,6 +76,10 @@ impl PeerQueue {
         self.node
     }
 
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
     /// Returns true while there is a link.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed)

@@ -10,13 +10,14 @@ mod link;
 mod messages;
 mod mirrors;
 mod proof;
+mod sight;
 #[cfg(test)]
 mod tests;
 
 use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -27,6 +28,7 @@ pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use mirrors::Mirrors;
 pub use proof::{is_proven, prove};
+pub use sight::{ClusterSight, Heard};
 
 /// How long a command on a slot of another server waits for a newer map, of which this server has heard.
 const HEARD: Duration = Duration::from_secs(1);
@@ -82,8 +84,6 @@ pub struct Cluster {
     shards: Vec<AtomicU8>,
     /// Shards that are being given away, and the addresses of their next owners.
     going: Mutex<BTreeMap<u16, NodeAddress>>,
-    /// Other servers that do not answer.
-    silent: RwLock<BTreeSet<Life>>,
     /// The libraries of functions that are loaded, ...
     libraries: Mutex<Option<LibrariesId>>,
     /// ... and true if the map names others.
@@ -96,8 +96,7 @@ pub struct Cluster {
     changed: Notify,
     /// ... and when this server should look for a newer map.
     pub hinted: Notify,
-    /// Number of shards that this server owns and could not take.
-    pub untaken: AtomicUsize,
+    pub sight: ClusterSight,
     /// Shards of other servers that are shown, on a replica.
     pub mirrors: Mirrors,
     /// Records of this server that replicas have.
@@ -115,7 +114,7 @@ impl Cluster {
         let lacks_libraries = AtomicBool::new(map.functions().is_some());
         let (map, going, hint) = (RwLock::new(map), Mutex::default(), AtomicU64::new(0));
         let (changed, hinted) = (Notify::new(), Notify::new());
-        let (silent, libraries) = (RwLock::default(), Mutex::default());
+        let (sight, libraries) = (ClusterSight::default(), Mutex::default());
         let (messages, links) = (MessageQueues::default(), Mutex::default());
         let mirrors = Mirrors::new(layout.shards);
         Self {
@@ -125,12 +124,11 @@ impl Cluster {
             map,
             shards,
             going,
-            silent,
             libraries,
             lacks_libraries,
             hint,
             hinted_at: Mutex::default(),
-            untaken: AtomicUsize::new(0),
+            sight,
             changed,
             hinted,
             mirrors,
@@ -153,8 +151,9 @@ impl Cluster {
         self.map.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes a map, if it is newer than the one that is known.
+    /// Notes a map, which is the newest one, if it is newer than the one that is known.
     pub fn learn(&self, map: &Arc<ClusterMap>) {
+        self.sight.confirm();
         let mut known = self.map.write().unwrap_or_else(PoisonError::into_inner);
         if known.number() < map.number() {
             *known = map.clone();
@@ -222,15 +221,15 @@ impl Cluster {
             && heard_at().is_some_and(|at| at.elapsed() < HEARD)
     }
 
-    /// Returns true if a server is this one, or answers it.
-    pub fn is_connected(&self, life: Life) -> bool {
-        !self.silent.read().unwrap_or_else(PoisonError::into_inner).contains(&life)
+    /// Returns the number of a newer map of which this server has heard.
+    pub fn newer_map(&self) -> Option<u64> {
+        let hint = self.hint.load(Ordering::Acquire);
+        Some(hint).filter(|hint| *hint > self.map().number())
     }
 
-    /// Notes which other servers do not answer.
-    pub fn set_silent(&self, lives: impl IntoIterator<Item = Life>) {
-        let silent = lives.into_iter().collect();
-        *self.silent.write().unwrap_or_else(PoisonError::into_inner) = silent;
+    /// Returns true if a server is this one, or answers it.
+    pub fn is_connected(&self, life: Life) -> bool {
+        life == self.life || self.sight.heard.answers(life, self.map().lease())
     }
 
     pub fn state(&self, shard: u16) -> ServedState {

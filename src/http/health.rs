@@ -59,9 +59,8 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
         let why = node.health.stalls.why(shard).unwrap_or_default();
         reasons.push(format!("shard {shard} cannot store rows: {why}"));
     }
-    let untaken = node.cluster.as_ref().map_or(0, |it| it.untaken.load(Ordering::Relaxed));
-    if untaken > 0 {
-        reasons.push(format!("{untaken} shards of this server cannot be taken: the log says why"));
+    for (shard, why) in node.cluster.iter().flat_map(|cluster| cluster.sight.untaken()) {
+        reasons.push(format!("shard {shard} of this server cannot be taken: {why}"));
     }
     if node.followers.failover.step() != FailoverStep::None {
         reasons.push("writes wait for a failover".to_owned());

@@ -10,6 +10,7 @@
 
 mod access;
 mod answer;
+mod clusters;
 mod errand;
 mod health;
 mod metrics;

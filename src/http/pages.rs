@@ -3,7 +3,7 @@
 
 use super::access::Caller;
 use super::answer::{Denial, json, typed};
-use super::{Site, errand, health};
+use super::{Site, clusters, errand, health};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
@@ -59,6 +59,7 @@ pub(super) async fn status(
             "dir": dir,
             "archive_s": settings.journal_archive_retention_seconds,
             "checkpoint_interval_s": settings.checkpoint_interval_seconds,
+            "cluster": node.cluster.as_ref().map(|cluster| clusters::described(node, cluster)),
         })
         .to_string(),
     ))

@@ -6,17 +6,16 @@
 //! vain: it counts as silent.
 
 use super::{STEPS, Seated};
-use crate::cluster::{Cluster, UNPROVEN, is_proven, prove};
+use crate::cluster::{Cluster, Heard, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
 use flagstone_storage::journal::Lsn;
 use flagstone_wire::resp::reply::write_request;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
@@ -33,69 +32,19 @@ const AWAITED: Duration = Duration::from_millis(20);
 const WELL: &str = "well";
 const CUT_OFF: &str = "cut-off";
 
-/// When each other server has answered last that it is well, and what it has said.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>, Arc<HeardObjects>);
-
-/// The newest objects of the journals of other servers, as these have said.
-#[derive(Debug, Default)]
-struct HeardObjects {
-    /// When each was asked, and the number up to which all objects of its journal were stored.
-    newest: Mutex<BTreeMap<Life, (Instant, u64)>>,
-    told: Notify,
-}
-
-impl Heard {
-    /// Returns for how long a life has not answered; one that is not known is silent for ever.
-    pub(super) fn silence(&self, life: Life) -> Duration {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.get(&life).map_or(Duration::MAX, Instant::elapsed)
-    }
-
-    fn note(&self, life: Life) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(life, Instant::now());
-    }
-
-    fn forget(&self, life: Life) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&life);
-        self.newest().remove(&life);
-    }
-
-    fn newest(&self) -> MutexGuard<'_, BTreeMap<Life, (Instant, u64)>> {
-        self.1.newest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes up to which number all objects of a life's journal were stored, or more, when it was asked.
-    fn note_published(&self, life: Life, asked: Instant, number: u64) {
-        self.newest().insert(life, (asked, number));
-        self.1.told.notify_waiters();
-    }
-
-    /// Returns what a life has said last of its journal: when it was asked, and the number.
-    pub(super) fn published(&self, life: Life) -> Option<(Instant, u64)> {
-        self.newest().get(&life).copied()
-    }
-
-    /// Waits until any life says something of its journal.
-    pub(super) async fn told(&self) {
-        self.1.told.notified().await;
-    }
-}
-
 /// The tasks that send beats, one for each other server.
 pub(super) struct Beats {
     own: Seated,
-    heard: Heard,
     tasks: BTreeMap<Life, (NodeAddress, AbortHandle)>,
 }
 
 impl Beats {
     pub(super) fn new(own: Seated) -> Self {
-        Self { own, heard: Heard::default(), tasks: BTreeMap::new() }
+        Self { own, tasks: BTreeMap::new() }
     }
 
     pub(super) fn heard(&self) -> &Heard {
-        &self.heard
+        &self.own.cluster.sight.heard
     }
 
     /// Sends beats to these servers, and no others. A new one counts as heard for now.
@@ -106,15 +55,15 @@ impl Beats {
         let gone = self.tasks.extract_if(.., |life, (at, _)| !is_kept(life, at));
         for (life, (_, task)) in gone {
             task.abort();
-            self.heard.forget(life);
+            self.own.cluster.sight.heard.forget(life);
             self.own.cluster.copies.forget(life);
         }
         for member in others {
             if self.tasks.contains_key(&member.life) {
                 continue;
             }
-            self.heard.note(member.life);
-            let beating = beat(self.own.clone(), self.heard.clone(), member.clone());
+            self.own.cluster.sight.heard.note(member.life);
+            let beating = beat(self.own.clone(), member.clone());
             let task = self.own.node.background.spawn(beating);
             self.tasks.insert(member.life, (member.address.clone(), task.abort_handle()));
         }
@@ -128,7 +77,7 @@ impl Drop for Beats {
 }
 
 /// Sends beats to a server until the task is ended.
-async fn beat(own: Seated, heard: Heard, to: MapMember) {
+async fn beat(own: Seated, to: MapMember) {
     let lease = own.cluster.map().lease();
     let mut link = None;
     loop {
@@ -137,6 +86,7 @@ async fn beat(own: Seated, heard: Heard, to: MapMember) {
         if let Ok(Ok((answered, said))) = asked {
             link = Some(answered);
             if said.is_well {
+                let heard = &own.cluster.sight.heard;
                 heard.note(to.life);
                 heard.note_published(to.life, asked_at, said.published);
             }

@@ -6,8 +6,8 @@
 //! server had nothing newer when it was asked, and an object behind that one, its seal included, was not
 //! there after that.
 
-use super::beats::Heard;
 use super::{STEPS, Seated, on_worker};
+use crate::cluster::Heard;
 use crate::worker::{MirroredOps, Worker};
 use anyhow::{Result, anyhow};
 use flagstone_storage::cluster::{ClusterMap, Life, LifeFollower, MapShard, MirroredShards};

@@ -105,8 +105,6 @@ struct Agent {
     /// Shards of others, on a replica.
     mirroring: Option<Mirroring>,
     looked: Instant,
-    /// Shards that could not be taken: one that is damaged must not keep others from being served.
-    alone: BTreeSet<u16>,
     /// Trouble that was logged lately.
     told: BTreeMap<String, Instant>,
     /// True once the process is to end: then it keeps no shard.
@@ -195,7 +193,6 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         spreading,
         mirroring,
         looked,
-        alone: BTreeSet::new(),
         told: BTreeMap::new(),
         ending: false,
     };
@@ -257,9 +254,8 @@ impl Agent {
         self.follow_address(&map).await?;
         self.spreading.keep(&self.own.cluster.others());
         self.again.retain(|_, at| *at > Instant::now());
-        self.alone
-            .retain(|id| map.shards()[usize::from(*id)].owner == Some(self.own.cluster.life()));
-        self.own.cluster.untaken.store(self.alone.len(), Ordering::Relaxed);
+        let own = Some(self.life());
+        self.own.cluster.sight.keep_untaken(|id| map.shards()[usize::from(id)].owner == own);
         self.take_what_is_given(&map);
         self.take_parked(&map).await?;
         self.unlist_flushed(&map).await?;
@@ -288,13 +284,15 @@ impl Agent {
     }
 
     /// Begins to take the shards that the map gives to this server: those with the same journals
-    /// together, but each alone that could not be taken.
+    /// together, but each alone that could not be taken: one that is damaged must not keep others from being
+    /// served.
     fn take_what_is_given(&mut self, map: &ClusterMap) {
         let mut groups: BTreeMap<(&[Life], Option<u16>), Vec<&MapShard>> = BTreeMap::new();
         for entry in map.owned_by(self.life()) {
             let is_new = self.own.cluster.state(entry.id) == ServedState::Elsewhere;
             if is_new && self.is_free(entry.id) {
-                let alone = self.alone.contains(&entry.id).then_some(entry.id);
+                let is_alone = self.own.cluster.sight.is_untaken(entry.id);
+                let alone = is_alone.then_some(entry.id);
                 groups.entry((&entry.journals, alone)).or_default().push(entry);
             }
         }
@@ -431,7 +429,10 @@ impl Agent {
         match outcome {
             Ok(ShardChange::Taken { up_to, refused }) => {
                 let is_taken = |id: &&u16| refused.iter().all(|(other, _)| other != *id);
-                self.alone.retain(|id| !shards.contains(id));
+                let sight = &self.own.cluster.sight;
+                sight.keep_untaken(|id| !shards.contains(&id));
+                let taken = shards.iter().filter(is_taken).count();
+                sight.taken.fetch_add(taken as u64, Ordering::Relaxed);
                 if let Some(lsn) = up_to {
                     self.adopted.extend(shards.iter().filter(is_taken).map(|id| (*id, lsn)));
                 }
@@ -439,7 +440,10 @@ impl Agent {
                     self.try_again(&[shard], &why);
                 }
             }
-            Ok(ShardChange::Given) => {}
+            Ok(ShardChange::Given) => {
+                let given = &self.own.cluster.sight.given;
+                given.fetch_add(shards.len() as u64, Ordering::Relaxed);
+            }
             Err(error) => self.try_again(&shards, &format!("{error:#}")),
         }
     }
@@ -447,8 +451,10 @@ impl Agent {
     /// Notes that shards did not change hands: they are tried again after a pause.
     fn try_again(&mut self, shards: &[u16], why: &str) {
         self.warn(format!("shards {shards:?} do not change hands yet: {why}"));
-        let state = |id: &&u16| self.own.cluster.state(**id) != ServedState::Served;
-        self.alone.extend(shards.iter().filter(state));
+        let (cluster, count) = (&self.own.cluster, shards.len() as u64);
+        let is_untaken = |id: &u16| cluster.state(*id) != ServedState::Served;
+        cluster.sight.note_untaken(shards.iter().copied().filter(is_untaken), why);
+        cluster.sight.failures.fetch_add(count, Ordering::Relaxed);
         let at = Instant::now() + RETRY * self.lease();
         self.again.extend(shards.iter().map(|id| (*id, at)));
     }

@@ -8,19 +8,18 @@
 //! A server that takes another one over has stored an object itself since it began to watch that one. So
 //! if the bucket stops to answer all servers for a while, none takes another one for dead.
 
-use super::beats::{Beats, Heard};
+use super::beats::Beats;
 use super::{Agent, Seated};
+use crate::cluster::Heard;
 use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal, MemberState};
 use flagstone_storage::lease::BootTime;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 use tokio::time::{Instant, timeout};
 
-/// Parts of a lease: the silence from which on a server's journal is watched, as a beat is overdue; the
-/// silence with which it counts as away; how long its journal must have no new object; and how much
-/// later each further server acts.
+/// Parts of a lease: the silence from which on a server's journal is watched, as a beat is overdue; how long
+/// its journal must have no new object; and how much later each further server acts.
 const OVERDUE: u32 = 5;
-const SILENT: u32 = 3;
 const WATCHED: u32 = 2;
 const NEXT: u32 = 3;
 
@@ -64,11 +63,11 @@ impl Agent {
         self.suspicion.beats.keep(&others);
         let lease = self.lease();
         let heard = self.suspicion.heard();
-        let lives = || others.iter().map(|member| member.life);
-        self.own.cluster.set_silent(lives().filter(|life| !heard.answers(*life, lease)));
-        let is_overdue = |life: &Life| heard.silence(*life) > lease / OVERDUE;
-        let overdue: Vec<Life> = lives().filter(is_overdue).collect();
+        let is_overdue = |life: &Life| heard.silence(*life).is_none_or(|it| it > lease / OVERDUE);
+        let overdue: Vec<Life> = others.iter().map(|it| it.life).filter(is_overdue).collect();
         self.suspicion.watched.retain(|life, _| overdue.contains(life));
+        self.own.cluster.sight.keep_unsealed(|life| overdue.contains(&life));
+        self.own.cluster.sight.set_watched(self.suspicion.watched.keys().copied());
         if map.member(self.life()).is_some_and(|member| !member.takes_shards()) {
             // It could take nothing: others act.
             return Ok(());
@@ -118,6 +117,7 @@ impl Agent {
             return Ok(());
         }
         if let Err(error) = self.own.seat.seal(ended).await {
+            self.own.cluster.sight.note_unsealed(ended, format!("{error:#}"));
             self.warn(format!(
                 "a server of the cluster has ended, and the journal of its life {ended} cannot be \
                 sealed: {error:#}"
@@ -131,12 +131,18 @@ impl Agent {
         let heard = self.suspicion.heard().clone();
         let (lease, own) = (self.lease(), self.life());
         let answers = |life: Life| life == own || heard.answers(life, lease);
+        let mut has_sealed = false;
         self.change("taking over", |draft| {
+            has_sealed = false;
             let is_open = draft.map().member(own).is_some_and(|it| it.state == MemberState::Open);
             is_open.then_some(()).ok_or(MapRefusal::NotOpen(own))?;
-            share_out(draft, ended, &answers)
+            share_out(draft, ended, &answers)?;
+            has_sealed = true;
+            Ok(())
         })
-        .await
+        .await?;
+        self.own.cluster.sight.takeovers.fetch_add(u64::from(has_sealed), Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -160,11 +166,4 @@ fn share_out(
         heirs.push((shard, least.1));
     }
     draft.seal(ended, &heirs)
-}
-
-impl Heard {
-    /// Returns true if a life has answered lately.
-    pub(super) fn answers(&self, life: Life, lease: Duration) -> bool {
-        self.silence(life) <= lease / SILENT
-    }
 }

@@ -51,6 +51,7 @@ mod server;
 mod servers;
 mod shared_functions;
 mod shown;
+mod sight;
 mod sockets;
 mod stream_watch;
 mod streams;

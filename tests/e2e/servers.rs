@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::checkpoints::{done, run};
+use super::http::Web;
 use super::pubsub::Raw;
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::{Commands, Value};
@@ -51,21 +52,23 @@ impl Cluster {
         serde_json::from_str(&self.told(&["status", "--json"])).expect("JSON")
     }
 
+    /// Returns the options of a server.
+    fn options(&self) -> Vec<String> {
+        let (store, lease) = (self.store(), self.lease.as_millis().to_string());
+        let words =
+            ["--cluster-enabled", "yes", "--store", &store, "--shards", "6", "--workers", "2"];
+        let words = words.into_iter().chain(["--cluster-lease-ms", &lease]);
+        words.map(str::to_owned).collect()
+    }
+
     pub(crate) fn server(&self) -> Server {
-        let store = self.store();
-        let lease = self.lease.as_millis().to_string();
-        Server::start(&[
-            "--cluster-enabled",
-            "yes",
-            "--store",
-            &store,
-            "--shards",
-            "6",
-            "--workers",
-            "2",
-            "--cluster-lease-ms",
-            &lease,
-        ])
+        Server::start(&self.options().iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Starts a server with an HTTP port, and with more options.
+    pub(crate) fn web(&self, more: &[&str]) -> Web {
+        let options = self.options();
+        Web::start(&[&options.iter().map(String::as_str).collect::<Vec<_>>(), more].concat())
     }
 
     /// Starts some servers, and waits until each serves some slots.

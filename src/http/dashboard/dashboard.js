@@ -364,7 +364,8 @@ function showMap(now) {
     );
     const tiles = make("div", undefined, "tiles");
     for (const [shard, owner] of owners) {
-      if (String(owner) !== worker) continue;
+      // In a cluster, other servers have the other shards.
+      if (String(owner) !== worker || !files.has(shard)) continue;
       const tile = make("div", undefined, stalled.get(shard) ? "tile bad" : "tile");
       const fill = make("i");
       fill.style.height = Math.min(100, (level0.get(shard) * 100) / limit.get(shard)).toFixed(0) + "%";
@@ -392,6 +393,98 @@ function showStore(now) {
     ["lease without an answer", lease],
     ["waiting for the bucket", bytes(now.sum("journal_waiting_bytes"))],
   ]);
+}
+
+const address = (s) => (s.host.includes(":") ? `[${s.host}]` : s.host) + `:${s.port}` + (s.tls_port ? `, tls ${s.tls_port}` : "");
+
+// The states of servers, in words, and how much they matter.
+const SERVER_STATES = {
+  well: ["well", ""],
+  replica: ["replica: shows the shards of the others", ""],
+  leaving: ["leaves: it gives its shards away", "warn-text"],
+  silent: ["does not answer", "warn-text"],
+  suspected: ["suspected: its journal is watched", "bad-text"],
+  sealed: ["has ended, others have its shards", "dim"],
+  released: ["has left", "dim"],
+};
+
+// The state of a server that this one sees no further than itself.
+function serverState(cluster, server) {
+  if (server.life === cluster.life) return make("span", server.state === "leaving" ? "this server, leaves" : "this server");
+  if (cluster.unsealed[server.life]) return make("span", "has ended, and cannot be taken over", "bad-text");
+  const [words, kind] = SERVER_STATES[server.state] || [server.state, ""];
+  return make("span", words, kind);
+}
+
+function showServers(cluster) {
+  rows("servers", cluster.servers.map((s) => {
+    const isOwn = s.life === cluster.life;
+    const isOpen = s.state !== "sealed" && s.state !== "released";
+    const beat = isOwn || !isOpen ? "–" : s.silence_ms === null ? "none yet" : duration(s.silence_ms / 1000) + " ago";
+    const link = isOwn || !isOpen ? "–" : s.link_since_ms === null ? "no link" : s.link_bytes > 0 ? bytes(s.link_bytes) + " wait" : "linked";
+    const shards = s.target === null || s.target === s.shards ? String(s.shards) : `${s.shards}, should have ${s.target}`;
+    return [s.node.slice(0, 8), String(s.life), address(s), serverState(cluster, s), beat, shards, link, s.needed_by.length ? "shards " + s.needed_by.join(", ") : "–"];
+  }), "The map names no server.");
+}
+
+function clusterTile(cluster, shard) {
+  const isOwn = shard.owner === cluster.life;
+  const why = cluster.untaken[shard.id];
+  const isBad = why || shard.owner === null || (isOwn && shard.here === "not served");
+  const name = (life) => (cluster.servers.find((s) => s.life === life) || { node: "life " + life }).node.slice(0, 8);
+  const words = [];
+  if (shard.owner === null) words.push("parked");
+  if (why) words.push("not taken");
+  else if (shard.here === "changing" || shard.here === "shown") words.push(shard.here);
+  else if (isOwn && shard.here === "not served") words.push("not served");
+  if (shard.moving_to !== null) words.push("→ " + name(shard.moving_to));
+  if (shard.pinned) words.push("pinned");
+  if (shard.journals.length) words.push("journals " + shard.journals.join(","));
+  const tile = make("div", undefined, "tile" + (isBad ? " bad" : shard.moving_to !== null || shard.here === "changing" ? " moving" : ""));
+  tile.append(make("span", `shard ${shard.id}`), make("span", words.join(", ") || `${shard.slots[0]}–${shard.slots[1]}`, "dim"));
+  const facts = [`shard ${shard.id}: slots ${shard.slots[0]}–${shard.slots[1]}`, `since map ${shard.since}`];
+  if (shard.journals.length) facts.push(`its owner has not stored all of the journals of lives ${shard.journals.join(", ")}`);
+  if (why) facts.push(why);
+  tile.title = facts.join("; ");
+  return tile;
+}
+
+function showClusterMap(cluster) {
+  const owners = cluster.servers.filter((s) => s.shards > 0 || s.target !== null);
+  const group = (head, note, shards) => {
+    const box = make("div", undefined, "worker");
+    const words = make("div", undefined, "facts");
+    words.append(make("div", head), make("div", note, "dim"));
+    const tiles = make("div", undefined, "tiles");
+    tiles.append(...shards.map((shard) => clusterTile(cluster, shard)));
+    box.append(words, tiles);
+    return box;
+  };
+  const groups = owners.map((s) => group(s.node.slice(0, 8) + (s.life === cluster.life ? " (this server)" : ""), address(s), cluster.shards.filter((shard) => shard.owner === s.life)));
+  const parked = cluster.shards.filter((shard) => shard.owner === null);
+  if (parked.length) groups.push(group("no server", "parked: the next one that has too few takes them", parked));
+  $("cluster-map").replaceChildren(...groups);
+}
+
+function showCluster() {
+  const cluster = status.cluster;
+  $("cluster-card").hidden = !cluster;
+  if (!cluster) return;
+  const age = cluster.map_age_ms / 1000;
+  const newer = cluster.newer_map ? `, another server has named map ${cluster.newer_map}` : "";
+  const left = cluster.lease_left_ms === null ? "" : ` · lease ${duration(cluster.lease_ms / 1000)}, ${cluster.lease_left_ms > 0 ? duration(cluster.lease_left_ms / 1000) + " left" : "not in use, or over"}`;
+  text("cluster-line", `map ${cluster.map}, read ${age < 1 ? "now" : duration(age) + " ago"}${newer}${left}`);
+  // A server looks at the map at least every three leases.
+  const isOld = cluster.map_age_ms > 6 * cluster.lease_ms;
+  $("cluster-line").className = isOld ? "warn-text" : "";
+  const trouble = [
+    ...(isOld ? ["This server cannot read the map: what follows may be out of date."] : []),
+    ...Object.entries(cluster.unsealed).map(([life, why]) => `Life ${life} has ended, and its shards are served by no server: ${why}`),
+    ...Object.entries(cluster.untaken).map(([shard, why]) => `Shard ${shard} cannot be taken: ${why}`),
+  ];
+  $("cluster-trouble").replaceChildren(...trouble.map((line) => make("li", line)));
+  showServers(cluster);
+  showClusterMap(cluster);
 }
 
 // Pairs of an array as a map.
@@ -520,6 +613,7 @@ async function look() {
     showStorage(now);
     showMap(now);
     showStore(now);
+    showCluster();
     before = now;
     if (rounds++ % SLOW_EVERY === 0) TABLES.forEach(fill);
   } catch (error) {

@@ -3,6 +3,7 @@
 //! The number of series is bounded: labels are workers, shards, databases' kinds of work and names
 //! of commands that have run, never keys, clients or texts that clients choose.
 
+mod clusters;
 mod process;
 mod storage;
 mod text;
@@ -37,6 +38,7 @@ fn render(site: &Site) -> String {
         workers::put(&mut text, running);
         storage::put(&mut text, running);
         process::put(&mut text, running, &site.counters);
+        clusters::put(&mut text, &running.node);
     }
     text.finish()
 }

@@ -10,6 +10,9 @@ use crate::journal::JournalError;
 use crate::journal::bucket::object::{NO_EPOCH, OBJECT_HEADER, Position};
 use crate::journal::bucket::{BucketJournal, BucketOptions};
 use crate::place::Place;
+use futures::stream::{self, StreamExt};
+use object_store::Error;
+use object_store::path::Path;
 
 /// A short look at a journal in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,27 @@ impl BucketJournal {
 }
 
 impl BucketRecovery {
+    /// Deletes all objects but fences.
+    pub(in crate::journal::bucket) async fn remove_records(&self) -> Result<(), JournalError> {
+        let mut reading = Reading::default();
+        self.list(&mut reading).await?;
+        let records = reading.listed.iter().filter(|(_, size)| **size != OBJECT_HEADER as u64);
+        let doomed: Vec<Path> = records.map(|(at, _)| at.path(self.place.root())).collect();
+        let store = self.place.store();
+        let delete = || async {
+            let paths = stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
+            let mut outcomes = store.delete_stream(paths);
+            while let Some(outcome) = outcomes.next().await {
+                match outcome {
+                    Ok(_) | Err(Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        };
+        self.ask(delete).await
+    }
+
     /// Returns the error for a journal that has ended for good.
     pub(super) fn ended(&self) -> JournalError {
         JournalError::Ended { place: self.place.to_string() }

@@ -195,27 +195,6 @@ impl BucketRecovery {
         Ok(reading.listed.last_key_value().map_or(0, |(at, _)| at.number))
     }
 
-    /// Deletes all objects but fences.
-    pub(super) async fn remove_records(&self) -> Result<(), JournalError> {
-        let mut reading = Reading::default();
-        self.list(&mut reading).await?;
-        let records = reading.listed.iter().filter(|(_, size)| **size != OBJECT_HEADER as u64);
-        let doomed: Vec<Path> = records.map(|(at, _)| at.path(self.place.root())).collect();
-        let store = self.place.store();
-        let delete = || async {
-            let paths = stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
-            let mut outcomes = store.delete_stream(paths);
-            while let Some(outcome) = outcomes.next().await {
-                match outcome {
-                    Ok(_) | Err(Error::NotFound { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(())
-        };
-        self.ask(delete).await
-    }
-
     /// Returns the position of the oldest object that is needed, or of the next one.
     pub(super) fn first(&self) -> Position {
         self.floor.first
