@@ -114,7 +114,7 @@ fn described(loss: &JournalLoss) -> String {
     if loss.shards.iter().any(|shard| shard.is_torn) {
         parts.push(
             "Where the last column says yes, values of several elements that were written then may have some of \
-             these and lack others, and DBSIZE may be wrong: a hand-over to the files was cut off, or a later \
+             these and lack others, or be missing, and DBSIZE may be wrong: a hand-over to the files was cut off, or a later \
              owner has changed such values. Delete or rewrite such keys."
                 .to_owned(),
         );
