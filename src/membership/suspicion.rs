@@ -11,7 +11,7 @@
 use super::beats::Beats;
 use super::{Agent, Seated};
 use crate::cluster::Heard;
-use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapRefusal, MemberState};
+use flagstone_storage::cluster::{ClusterMap, Life, MapDraft, MapMember, MapRefusal, MemberState};
 use flagstone_storage::lease::BootTime;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -22,6 +22,9 @@ use tokio::time::{Instant, timeout};
 const OVERDUE: u32 = 5;
 const WATCHED: u32 = 2;
 const NEXT: u32 = 3;
+
+/// Leases of silence after which a replica has ended: nobody waits for what it has.
+const REPLICA_OVERDUE: u32 = 40;
 
 /// The knowledge of other servers: which answer, and which may have ended.
 pub(super) struct Suspicion {
@@ -63,8 +66,11 @@ impl Agent {
         self.suspicion.beats.keep(&others);
         let lease = self.lease();
         let heard = self.suspicion.heard();
-        let is_overdue = |life: &Life| heard.silence(*life).is_none_or(|it| it > lease / OVERDUE);
-        let overdue: Vec<Life> = others.iter().map(|it| it.life).filter(is_overdue).collect();
+        let is_overdue = |member: &&MapMember| {
+            let limit = if member.replica { lease * REPLICA_OVERDUE } else { lease / OVERDUE };
+            heard.silence(member.life).is_none_or(|silence| silence > limit)
+        };
+        let overdue: Vec<Life> = others.iter().filter(is_overdue).map(|it| it.life).collect();
         self.suspicion.watched.retain(|life, _| overdue.contains(life));
         self.own.cluster.sight.keep_unsealed(|life| overdue.contains(&life));
         self.own.cluster.sight.set_watched(self.suspicion.watched.keys().copied());
