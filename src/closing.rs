@@ -23,8 +23,8 @@ const CLOSE_FULL: Duration = Duration::from_secs(5);
 /// Interval at which a stop looks whether the store answers.
 const STORE_LOOK: Duration = Duration::from_millis(100);
 
-/// Leaves the cluster: others get this server's shards. Gives that up if the store is away, or if the
-/// server is told once more to end.
+/// Leaves the cluster: others get this server's shards. Gives that up if the store is away, if it is
+/// not done in time, or if the server is told once more to end.
 pub(crate) async fn leave_cluster(
     membership: &Membership,
     node: &Node,
@@ -36,6 +36,12 @@ pub(crate) async fn leave_cluster(
         () = stops.insisted() => membership.end(),
         () = until_store_is_silent(node) => {
             tracing::warn!("the store does not answer: this server does not leave the cluster in order");
+            membership.end();
+        }
+        // A store that answers, and refuses all changes of the map, would keep it here for ever.
+        () = tokio::time::sleep(membership.leaving_limit()) => {
+            let shards = membership.owned();
+            tracing::error!(?shards, "this server does not leave the cluster in time: others have to take over");
             membership.end();
         }
     }

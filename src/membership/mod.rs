@@ -157,6 +157,16 @@ impl Membership {
         }
     }
 
+    /// Returns how long leaving may take, with the change of the map that is under way before and after it.
+    pub(crate) fn leaving_limit(&self) -> Duration {
+        (moving::LEAVING + 2 * LOOK) * self.cluster.map().lease()
+    }
+
+    /// Returns the shards that the map gives to this server.
+    pub(crate) fn owned(&self) -> Vec<u16> {
+        self.cluster.map().owned_by(self.cluster.life()).map(|it| it.id).collect()
+    }
+
     /// Ends the agent: shards that this server still has are taken over by others.
     pub(crate) fn end(&self) {
         let agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -166,7 +176,7 @@ impl Membership {
     /// Notes that the server has left. `is_stored`: everything is, and its journal is closed.
     pub(crate) async fn release(&self, is_stored: bool) {
         let map = self.cluster.map();
-        if !is_stored || map.owned_by(self.cluster.life()).next().is_some() {
+        if !is_stored || !self.owned().is_empty() {
             return;
         }
         let released = tokio::time::timeout(map.lease(), self.seat.release()).await;

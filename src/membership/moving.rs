@@ -35,7 +35,7 @@ const TOLD: Duration = Duration::from_millis(250);
 const AT_ONCE: usize = 4;
 
 /// Leases that leaving may take; shards that are left are taken over by others.
-const LEAVING: u32 = 20;
+pub(super) const LEAVING: u32 = 20;
 
 impl Agent {
     /// Begins to give shards away that are to move: all if this server leaves, else one, as asked for or

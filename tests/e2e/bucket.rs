@@ -25,6 +25,7 @@ pub(crate) struct Bucket {
     port: u16,
     objects: Arc<Mutex<Objects>>,
     away: Arc<AtomicBool>,
+    full: Arc<AtomicBool>,
 }
 
 struct Request {
@@ -49,20 +50,27 @@ impl Bucket {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("its address").port();
         let away = Arc::new(AtomicBool::new(false));
-        let (is_away, kept) = (away.clone(), objects.clone());
+        let full = Arc::new(AtomicBool::new(false));
+        let (is_away, is_full, kept) = (away.clone(), full.clone(), objects.clone());
         // It ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (objects, away) = (objects.clone(), is_away.clone());
-                thread::spawn(move || serve(&stream, &objects, &away));
+                let full = is_full.clone();
+                thread::spawn(move || serve(&stream, &objects, &away, &full));
             }
         });
-        Self { port, objects: kept, away }
+        Self { port, objects: kept, away, full }
     }
 
     /// From now on it takes requests and does not answer them, or does again.
     pub(crate) fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::SeqCst);
+    }
+
+    /// From now on it answers, and refuses to store anything.
+    pub(crate) fn fill(&self) {
+        self.full.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
@@ -79,10 +87,15 @@ impl Bucket {
     }
 }
 
-fn serve(stream: &TcpStream, objects: &Mutex<Objects>, away: &AtomicBool) {
+fn serve(stream: &TcpStream, objects: &Mutex<Objects>, away: &AtomicBool, full: &AtomicBool) {
     let mut input = BufReader::new(stream);
     while let Some(request) = read_request(&mut input) {
-        let (status, headers, body) = answer(&request, objects);
+        let (status, headers, body) = match request.method.as_str() {
+            "PUT" | "POST" if full.load(Ordering::SeqCst) => {
+                ("507 Insufficient Storage".into(), Vec::new(), Vec::new())
+            }
+            _ => answer(&request, objects),
+        };
         while away.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(5));
         }

@@ -4,6 +4,7 @@ use super::Server;
 use super::bucket::Bucket;
 use super::servers::{asked, check, client, fill, settle, slots_of, until};
 use redis::Commands;
+use rustix::process::Signal;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,11 @@ const LEASE: Duration = Duration::from_millis(600);
 
 /// Three servers, each with a door of its own to one bucket.
 fn servers() -> Vec<(Server, Bucket)> {
+    servers_with("60000")
+}
+
+/// The same with another `store-timeout-ms`.
+fn servers_with(timeout: &str) -> Vec<(Server, Bucket)> {
     let bucket = Bucket::start();
     let lease = LEASE.as_millis().to_string();
     let start = |door: Bucket| {
@@ -24,7 +30,7 @@ fn servers() -> Vec<(Server, Bucket)> {
             "--cluster-lease-ms",
             &lease,
             "--store-timeout-ms",
-            "60000",
+            timeout,
         ];
         (Server::start_in(door.environment(), &options), door)
     };
@@ -114,4 +120,24 @@ fn nobody_takes_over_while_the_bucket_answers_nobody() {
     sleep(3 * LEASE);
     assert_eq!(lives(&all), before, "nobody was taken over");
     assert_eq!(of(&all).into_iter().map(slots_of).collect::<Vec<_>>(), slots);
+}
+
+/// The store answers, so nobody counts it as away, and each change of the map is tried again.
+#[test]
+fn a_server_ends_although_its_full_bucket_refuses_to_note_that_it_leaves() {
+    let mut all = servers_with("2000");
+    fill(&mut client(&of(&all)), 1);
+    all.iter().for_each(|(_, door)| door.fill());
+    let mut plain = all[1].0.client();
+    let _ = plain.set::<_, _, ()>("key:1", "it may be refused");
+    let begun = Instant::now();
+    for (server, _) in &mut all {
+        server.signal(Signal::TERM);
+    }
+    for (server, _) in &mut all {
+        assert_eq!(server.reap(), Some(1));
+        let log = server.log();
+        assert!(log.contains("does not leave the cluster in"), "{log}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
 }
