@@ -5,7 +5,7 @@ use crate::config::{Config, ReplAck, Settings};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId};
-use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir, is_of_one_server};
+use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -29,7 +29,8 @@ pub(crate) struct Opened {
 /// that servers can share, a new one is made for a cluster. Must run on the background runtime.
 ///
 /// # Errors
-/// If it cannot be opened. In a cluster, also if the server has no address to tell others.
+/// If it cannot be opened. In a cluster, also if the data is that of a single server, and if the server
+/// has no address to tell others.
 pub(crate) async fn open(
     mut options: OpenOptions,
     clock: Clock,
@@ -37,7 +38,7 @@ pub(crate) async fn open(
 ) -> Result<Opened> {
     let settings = config.settings();
     let wants = settings.cluster_enabled && options.store.dir().is_none();
-    if !wants || is_of_one_server(&options.store).await? {
+    if !wants {
         if settings.cluster_replica {
             bail!("cluster-replica needs a store with the data of a cluster of several servers");
         }

@@ -1,6 +1,7 @@
 //! The data of a single server becomes that of a cluster, by the command.
 
 use super::Server;
+use super::checkpoints::run;
 use super::servers::{Cluster, LEASE, client, settle, until};
 use redis::cluster::ClusterConnection;
 use redis::{Commands, ConnectionLike, FromRedisValue, cmd, pipe};
@@ -213,4 +214,88 @@ fn what_a_cluster_cannot_have_is_refused_and_the_server_goes_on() {
     assert_eq!(asked::<i64>(&mut server.client(), &["FCALL", "f", "0"]), 7);
     let nowhere = Cluster::new();
     assert!(nowhere.refused(&["convert"]).1.contains("is no data directory"));
+}
+
+/// What is in the journal alone counts as well, whether its server runs or was killed.
+#[test]
+fn a_look_sees_what_the_journal_has() {
+    let cluster = Cluster::new();
+    let mut single = cluster.single();
+    let look = || cluster.told(&["convert", "--check"]);
+    for n in 0..50 {
+        let () = single.client().set(format!("key:{n}"), n).expect("stored");
+    }
+    let would = look();
+    assert!(would.contains("can be converted: 50 keys"), "{would}");
+    assert!(would.contains("its journal is not closed"), "{would}");
+    let refused = |what: &str| {
+        for words in [&["convert", "--check"][..], &["convert"]] {
+            let (status, error) = cluster.refused(words);
+            assert_eq!(status, Some(1));
+            assert!(error.contains(what), "{what}: {error}");
+        }
+    };
+    let () = pipe().cmd("SELECT").arg(3).set("key", 1).query(&mut single.client()).expect("stored");
+    refused("1 keys in database 3");
+    // The running server was not touched.
+    let () = single.client().set("key:50", 50).expect("stored");
+    single.kill();
+    refused("1 keys in database 3");
+    single.restart();
+    single.stop();
+    single.restart();
+    refused("1 keys in database 3");
+    // That the database is empty is in the journal alone, too.
+    let () =
+        pipe().cmd("SELECT").arg(3).cmd("FLUSHDB").query(&mut single.client()).expect("flushed");
+    single.kill();
+    let would = look();
+    assert!(would.contains("can be converted: 51 keys"), "{would}");
+    assert!(cluster.convert().contains("is a cluster's now: 51 keys"));
+    let server = cluster.server();
+    settle(&[&server]);
+    assert_eq!(asked::<usize>(&mut server.client(), &["GET", "key:50"]), 50);
+}
+
+#[test]
+fn a_look_at_a_stopped_server_says_nothing_of_a_running_one() {
+    let cluster = Cluster::new();
+    let mut single = cluster.single();
+    let () = single.client().set("key", "value").expect("stored");
+    single.stop();
+    let would = cluster.told(&["convert", "--check"]);
+    assert!(would.contains("can be converted: 1 keys") && !would.contains("not closed"), "{would}");
+}
+
+/// It would be alone in what it takes for a cluster, and others would take its data.
+#[test]
+fn a_server_of_a_cluster_refuses_the_bucket_of_a_single_server() {
+    let cluster = Cluster::new();
+    let mut single = cluster.single();
+    let () = single.client().set("key", "value").expect("stored");
+    let start = ["--store", &cluster.store(), "--cluster-enabled", "yes"];
+    let refused = |single: &Server| {
+        let error = single.refused(&start);
+        assert!(error.contains("is the data of a single server"), "{error}");
+        assert!(error.contains("flagstone cluster convert"), "{error}");
+    };
+    single.stop();
+    refused(&single);
+    single.restart();
+    assert_eq!(asked::<String>(&mut single.client(), &["GET", "key"]), "value");
+    single.stop();
+    cluster.convert();
+    let server = cluster.server();
+    settle(&[&server]);
+    assert_eq!(asked::<String>(&mut server.client(), &["GET", "key"]), "value");
+}
+
+#[test]
+fn stores_that_servers_cannot_share_are_wrong_arguments() {
+    for store in ["", "nonsense", "/tmp/nonsense", "file:///tmp/nonsense", "ftp://x", "s3://"] {
+        for words in [&["convert"][..], &["convert", "--check"], &["status"], &["drain", "x"]] {
+            let output = run(&[&["cluster"], words, &["--store", store]].concat());
+            assert_eq!(output.status.code(), Some(2), "{words:?} {store}: {output:?}");
+        }
+    }
 }

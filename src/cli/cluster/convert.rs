@@ -47,6 +47,12 @@ impl ConversionArguments {
         if self.check {
             let found = conversion.look().await?;
             say!("{place} can be converted: {}", described(&found));
+            if found.is_open {
+                say!(
+                    "its journal is not closed: a server has it open, whose later changes are not known \
+                     and which ends with the conversion, or one was killed"
+                );
+            }
             if found.is_begun {
                 say!("an earlier conversion was interrupted: it is to be completed");
             }
@@ -63,8 +69,9 @@ impl ConversionArguments {
 
 /// Returns a line about a data set.
 fn described(data: &ConvertibleData) -> String {
+    let at_most = if data.is_exact { "" } else { "at most " };
     let mut line = format!(
-        "{} keys, {} shards (servers up to that number can share them), lease {} ms",
+        "{at_most}{} keys, {} shards (servers up to that number can share them), lease {} ms",
         data.keys,
         data.shards,
         data.lease.as_millis()

@@ -9,7 +9,7 @@ mod naming;
 mod status;
 
 use super::backup::block_on;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use flagstone_storage::cluster::{ClusterMap, MapStore};
 use flagstone_storage::place::Place;
@@ -54,8 +54,19 @@ pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
 #[derive(Args)]
 struct ClusterPlace {
     /// The cluster's store: s3://bucket/prefix, gs://…, az://… or bucket+file:///directory
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = shared_store)]
     store: String,
+}
+
+/// Checks that a text names a store that servers can share.
+fn shared_store(text: &str) -> Result<String> {
+    if Place::parse(text)?.dir().is_some() {
+        bail!(
+            "it is a local directory, which servers cannot share: copy it to a bucket with `flagstone \
+             reshard --to`"
+        );
+    }
+    Ok(text.to_owned())
 }
 
 impl ClusterPlace {

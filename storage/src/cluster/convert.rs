@@ -11,6 +11,7 @@
 //! A conversion that is cut off behind the second step is repeated, and goes on with the third one. The
 //! steps after the second one may be taken any number of times, by several processes.
 
+use super::contents::{Contents, controls};
 use super::draft::{MapDraft, MapRefusal};
 use super::libraries::LibraryStore;
 use super::map::ClusterMap;
@@ -18,17 +19,12 @@ use super::seat::newest_or;
 use super::store::{AmendError, MapStore};
 use crate::checkpoint::{COPYING, Catalog};
 use crate::clock::Clock;
-use crate::control::Control;
-use crate::directory::{Directory, Manifest, OpenOptions, peek_controls};
-use crate::encoding::{SourceExtent, SourcePosition};
+use crate::directory::{Directory, Manifest, OpenOptions};
 use crate::journal::{BucketJournal, BucketOptions};
 use crate::place::{Place, Shares, remove_tree};
 use anyhow::{Context, Result, bail};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Times that the shards of a server that runs are read, as it may delete files meanwhile.
-const LOOKS: usize = 3;
 
 /// The conversion of a single server's data set to that of a cluster.
 #[derive(Debug)]
@@ -42,22 +38,17 @@ pub struct ClusterConversion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvertibleData {
     pub shards: u16,
-    /// Number of keys, as far as the engines have them.
     pub keys: u64,
+    /// False if there may be fewer keys: that is known once the journal is replayed.
+    pub is_exact: bool,
+    /// True if the journal was not closed: a server has the data open, or was killed.
+    pub is_open: bool,
     /// Number of checkpoints that are removed.
     pub checkpoints: usize,
     /// True if an earlier conversion was cut off behind its point of no return.
     pub is_begun: bool,
     /// See [`ClusterMap::lease`]: that of the earlier conversion, if that has put a map.
     pub lease: Duration,
-}
-
-/// A part of a data set for which a cluster has no place.
-#[derive(Debug, Default)]
-struct Contents {
-    /// Number of keys of each database.
-    keys: Vec<u64>,
-    source: SourcePosition,
 }
 
 impl ClusterConversion {
@@ -68,8 +59,8 @@ impl ClusterConversion {
         Self { options: OpenOptions { journal: None, ..options }, lease, removes_checkpoints }
     }
 
-    /// Looks if the data can be converted, and changes nothing. A server may have it open; what its
-    /// engines lack is not seen.
+    /// Looks if the data can be converted, and changes nothing. A server may have it open; what it stores
+    /// later is not seen.
     ///
     /// # Errors
     /// The reason why it cannot; if the store does not answer; and if something is damaged.
@@ -97,14 +88,20 @@ impl ClusterConversion {
             bail!("{store} has maps of a cluster (cluster/map) to which it does not belong");
         }
         let checkpoints = Catalog::of(store).list().await?.len();
-        let contents = Contents::of(&self.controls(&manifest).await?);
-        if !journal.is_ended {
-            self.check_checkpoints(checkpoints)?;
-            contents.check(store)?;
-        }
+        let contents = match journal.is_ended {
+            true => Contents::of_engines(store, &manifest).await?,
+            false => {
+                self.check_checkpoints(checkpoints)?;
+                let contents = Contents::look(store, &manifest, &self.journal()).await?;
+                contents.check(store)?;
+                contents
+            }
+        };
         Ok(ConvertibleData {
             shards: manifest.layout().shards,
-            keys: contents.keys.iter().sum(),
+            keys: contents.keys(),
+            is_exact: contents.is_exact(),
+            is_open: contents.is_open,
             checkpoints: if journal.is_ended { 0 } else { checkpoints },
             is_begun: journal.is_ended,
             lease: map.map_or(self.lease, |map| map.lease()),
@@ -122,8 +119,14 @@ impl ClusterConversion {
             self.end_single_server(clock).await?;
         }
         let lease = self.give_to_cluster().await?.lease();
-        let contents = Contents::of(&self.controls(&self.manifest().await?).await?);
-        Ok(ConvertibleData { lease, keys: contents.keys.iter().sum(), ..found })
+        let contents = Contents::of_engines(&self.options.store, &self.manifest().await?).await?;
+        Ok(ConvertibleData {
+            lease,
+            keys: contents.keys(),
+            is_exact: true,
+            is_open: false,
+            ..found
+        })
     }
 
     /// Stores everything in the engines, and ends the journal for good.
@@ -180,7 +183,7 @@ impl ClusterConversion {
         manifest: &Manifest,
         map: Arc<ClusterMap>,
     ) -> Result<Arc<ClusterMap>> {
-        let controls = self.controls(manifest).await?;
+        let controls = controls(&self.options.store, manifest).await?;
         let libraries = || controls.iter().flat_map(|(_, control)| control.libraries.values());
         if map.number() > 1 || libraries().next().is_none() {
             return Ok(map);
@@ -222,60 +225,8 @@ impl ClusterConversion {
     fn journal(&self) -> Place {
         self.options.store.join("journal")
     }
-
-    async fn controls(&self, manifest: &Manifest) -> Result<Vec<(u16, Control)>> {
-        let mut looks = 1;
-        loop {
-            match peek_controls(&self.options.store, manifest.layout().shards).await {
-                Err(_) if looks < LOOKS => looks += 1,
-                read => return read,
-            }
-        }
-    }
 }
 
 fn journal_options(manifest: &Manifest) -> BucketOptions {
     BucketOptions { salt: manifest.salt(), ..BucketOptions::default() }
-}
-
-impl Contents {
-    /// Returns what the control rows of all shards tell.
-    fn of(controls: &[(u16, Control)]) -> Self {
-        let mut found = Self::default();
-        for (_, control) in controls {
-            found.source = found.source.later(control.source.clone());
-            let live = &control.generations.live;
-            found.keys.resize(found.keys.len().max(live.len()), 0);
-            for (keys, generation) in found.keys.iter_mut().zip(live) {
-                *keys += control.counters.totals(*generation).0;
-            }
-        }
-        found
-    }
-
-    /// Returns what an open directory has.
-    fn of_open(directory: &Directory) -> Self {
-        Self { keys: directory.keys().collect(), source: directory.source.clone() }
-    }
-
-    /// Refuses what a cluster cannot have.
-    fn check(&self, store: &Place) -> Result<()> {
-        let others = self.keys.iter().enumerate().skip(1).filter(|(_, keys)| **keys > 0);
-        let others: Vec<String> =
-            others.map(|(db, keys)| format!("{keys} keys in database {db}")).collect();
-        if !others.is_empty() {
-            bail!(
-                "{store} has {}, and a cluster has database 0 only: move them there (MOVE), or flush \
-                 these databases (FLUSHDB)",
-                others.join(", ")
-            );
-        }
-        if !self.source.id.is_empty() || self.source.extent == SourceExtent::Part {
-            bail!(
-                "{store} is the data set of a replica: end that with REPLICAOF NO ONE, or convert that \
-                 of its primary"
-            );
-        }
-        Ok(())
-    }
 }

@@ -17,6 +17,7 @@
 //! user can do then.
 
 mod balance;
+mod contents;
 mod convert;
 #[cfg(test)]
 mod convert_tests;

@@ -113,8 +113,9 @@ impl Manifest {
         match Self::read_any(store).await? {
             Some(manifest) if manifest.cluster => Ok(manifest),
             Some(_) => bail!(
-                "{store} is the data directory of one server, and no cluster's: convert it with \
-                 `flagstone cluster convert`, or choose another place for the cluster"
+                "{store} is the data of a single server, and no cluster's: convert it with \
+                 `flagstone cluster convert`, start without `cluster-enabled`, or choose another \
+                 place for the cluster"
             ),
             None => Self::create(options, true).await,
         }
@@ -345,7 +346,8 @@ pub async fn is_data_directory(store: &Place) -> Result<bool> {
 }
 
 /// Returns true if the place has the data directory of one server; a new one may be a cluster's.
-pub async fn is_of_one_server(store: &Place) -> Result<bool> {
+#[cfg(test)]
+pub(crate) async fn is_of_one_server(store: &Place) -> Result<bool> {
     Ok(Manifest::read_any(store).await?.is_some_and(|manifest| !manifest.cluster))
 }
 

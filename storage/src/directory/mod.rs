@@ -44,7 +44,9 @@ pub use location::Location;
 pub use lock::{Locks, is_open};
 pub(crate) use lock::{lock, lock_all};
 pub use manifest::create_private_dir;
-pub use manifest::{MAX_SHARDS, is_data_directory, is_of_one_server};
+#[cfg(test)]
+pub(crate) use manifest::is_of_one_server;
+pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;

@@ -38,6 +38,11 @@ impl BucketView {
         self.recovery.end()
     }
 
+    /// Returns true if its owner has released it, or if nobody has owned it yet.
+    pub fn is_released(&self) -> bool {
+        self.recovery.is_released()
+    }
+
     /// Returns the lsn up to which everything was dropped.
     pub fn dropped(&self) -> Lsn {
         self.recovery.objects().next().map_or(self.end(), |(_, before, _)| before)

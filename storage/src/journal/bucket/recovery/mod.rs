@@ -132,12 +132,7 @@ impl BucketJournal {
         let fence = recovery.take_over(&mut reading).await?;
         let fenced = Instant::now();
         recovery.follow(reading, fence).await?;
-        // Without objects, an owner may be there all the same, whose successor has owned nothing yet.
-        let is_released = match recovery.chain.last() {
-            Some(last) => last.header.released,
-            None => recovery.epoch == 1,
-        };
-        recovery.outlived = (!is_released).then_some(fenced);
+        recovery.outlived = (!recovery.is_released()).then_some(fenced);
         Ok(recovery)
     }
 }
@@ -157,6 +152,15 @@ impl BucketRecovery {
             ends: BTreeMap::new(),
             max_time_ms: 0,
             outlived: None,
+        }
+    }
+
+    /// Returns true if the last owner has released the journal, or if there was none.
+    pub(super) fn is_released(&self) -> bool {
+        match self.chain.last() {
+            Some(last) => last.header.released,
+            // Without objects, an owner may be there all the same, whose successor has owned nothing yet.
+            None => self.epoch == 1,
         }
     }
 
