@@ -363,6 +363,8 @@ bitflags! {
         const ALONE = 1 << 27;
         /// Runs or shows functions: in a cluster it waits until their libraries are loaded.
         const LIBRARIES = 1 << 28;
+        /// Is on all keys of this server: in a cluster it waits until all its shards are served.
+        const ALL_SHARDS = 1 << 29;
     }
 
     /// ACL categories, in the order of ACL CAT's reply.
@@ -425,6 +427,7 @@ const HIDDEN: CommandFlags = flag!(
         | ENDS_STREAM
         | ALONE
         | LIBRARIES
+        | ALL_SHARDS
 );
 
 /// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a

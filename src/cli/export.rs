@@ -116,6 +116,10 @@ fn databases(connection: &mut ServerConnection, only: Option<u64>) -> Result<Vec
             found.push(Database { number, keys: count("keys="), expiring: count("expires=") });
         }
     }
+    if found.is_empty() {
+        // A server of a cluster may not serve its shards yet: SCAN waits for them, and INFO does not.
+        found.push(Database { number: only.unwrap_or(0), keys: 0, expiring: 0 });
+    }
     Ok(found)
 }
 

@@ -13,6 +13,7 @@ mod proof;
 mod sight;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
@@ -29,6 +30,7 @@ pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, Spread
 pub use mirrors::Mirrors;
 pub use proof::{is_proven, prove};
 pub use sight::{ClusterSight, Heard};
+pub use whole::WholeLook;
 
 /// How long a command on a slot of another server waits for a newer map, of which this server has heard.
 const HEARD: Duration = Duration::from_secs(1);
@@ -73,6 +75,8 @@ pub enum ExpectedPart {
     Slot(u16),
     /// The libraries of functions that the map names.
     Libraries,
+    /// All shards that are its own; `and_to_come`: with those that are on their way from other servers.
+    AllShards { and_to_come: bool },
 }
 
 /// See the module's description.
@@ -84,6 +88,8 @@ pub struct Cluster {
     shards: Vec<AtomicU8>,
     /// Shards that are being given away, and the addresses of their next owners.
     going: Mutex<BTreeMap<u16, NodeAddress>>,
+    /// Number of times that a shard has begun to leave.
+    departures: AtomicU64,
     /// The libraries of functions that are loaded, ...
     libraries: Mutex<Option<LibrariesId>>,
     /// ... and true if the map names others.
@@ -124,6 +130,7 @@ impl Cluster {
             map,
             shards,
             going,
+            departures: AtomicU64::new(0),
             libraries,
             lacks_libraries,
             hint,
@@ -249,6 +256,8 @@ impl Cluster {
         going.extend(next.map(|address| (shard, address)));
         drop(going);
         self.set(shard, ServedState::Expected);
+        // Who has seen it as served before sees this once it has left.
+        self.departures.fetch_add(1, Ordering::SeqCst);
     }
 
     pub fn set(&self, shard: u16, state: ServedState) {
@@ -342,19 +351,25 @@ impl Cluster {
             ExpectedPart::Libraries => {
                 "TRYAGAIN The libraries of functions are not loaded yet".to_owned()
             }
+            ExpectedPart::AllShards { .. } => whole::LACKING.to_owned(),
+        }
+    }
+
+    /// Returns true if a part of this server is not here, but may come soon.
+    pub fn awaits(&self, part: ExpectedPart) -> bool {
+        match part {
+            ExpectedPart::Slot(slot) => self.owner_of(slot) == SlotOwner::Soon,
+            ExpectedPart::Libraries => self.lacks_libraries(),
+            ExpectedPart::AllShards { and_to_come } => !self.serves_all_shards(and_to_come),
         }
     }
 
     /// Waits until a command need not wait any more, at most until `limit`: it is known where its slot
-    /// belongs, or the libraries are loaded.
+    /// belongs, or the part is there.
     pub async fn until_settled(&self, awaited: ExpectedPart, limit: Instant) {
         loop {
             let changed = self.changed.notified();
-            let waits = match awaited {
-                ExpectedPart::Slot(slot) => self.owner_of(slot) == SlotOwner::Soon,
-                ExpectedPart::Libraries => self.lacks_libraries(),
-            };
-            if !waits || Instant::now() >= limit {
+            if !self.awaits(awaited) || Instant::now() >= limit {
                 return;
             }
             let look = match self.is_behind(&self.map()) {

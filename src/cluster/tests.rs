@@ -62,3 +62,80 @@ fn commands_wait_until_libraries_are_loaded_and_no_longer_than_their_limit() {
         assert_eq!(begun.elapsed(), Duration::from_millis(10));
     });
 }
+
+const ADDRESS: fn(u16) -> NodeAddress =
+    |port| NodeAddress { host: "10.0.0.5".to_owned(), port, tls_port: None };
+
+fn after(map: &ClusterMap, steps: impl FnOnce(&mut MapDraft)) -> Arc<ClusterMap> {
+    let mut draft = map.draft();
+    steps(&mut draft);
+    Arc::new(draft.finish().unwrap().map().clone())
+}
+
+/// Returns the map of two shards, which one server has, and its life.
+fn map_of_one() -> (Arc<ClusterMap>, Life) {
+    let new = MapDraft::create(2, 1000).unwrap().finish().unwrap();
+    let mut life = Life(0);
+    let map = after(new.map(), |draft| life = draft.join(NodeId([1; 20]), ADDRESS(1)).unwrap());
+    (map, life)
+}
+
+fn server(node: u8, life: Life, map: &Arc<ClusterMap>) -> Cluster {
+    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    Cluster::new(NodeId([node; 20]), life, layout, map.clone())
+}
+
+#[test]
+fn a_server_is_whole_while_it_serves_all_shards_of_the_newest_map() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    let is_whole = || {
+        let part = ExpectedPart::AllShards { and_to_come: true };
+        assert_eq!(cluster.begin_look().is_err(), cluster.awaits(part));
+        !cluster.awaits(part)
+    };
+    assert!(!is_whole());
+    cluster.set(0, ServedState::Served);
+    assert!(!is_whole());
+    cluster.set(1, ServedState::Served);
+    assert!(is_whole());
+    let look = cluster.begin_look().unwrap();
+    assert_eq!(cluster.check_look(&look), Ok(()));
+    // A newer map may give it more, or less.
+    cluster.hear(map.number() + 1);
+    assert!(!is_whole());
+    let mut other = Life(0);
+    let map = after(&map, |draft| other = draft.join(NodeId([2; 20]), ADDRESS(2)).unwrap());
+    cluster.learn(&map);
+    assert!(is_whole() && cluster.check_look(&look).is_ok());
+    cluster.begin_giving(1, Some(other));
+    assert!(!is_whole() && cluster.check_look(&look).is_err());
+    // It stays: a look from before may have missed its keys.
+    cluster.set(1, ServedState::Served);
+    assert!(is_whole() && cluster.check_look(&look).is_err());
+    cluster.begin_giving(1, Some(other));
+    cluster.learn(&after(&map, |draft| draft.give(1, life, other).unwrap()));
+    assert!(!is_whole(), "the next owner is not told yet");
+    cluster.set(1, ServedState::Elsewhere);
+    assert!(is_whole());
+}
+
+#[test]
+fn shards_on_their_way_here_matter_to_flushes_and_parked_ones_to_all() {
+    let (map, one) = map_of_one();
+    let mut two = Life(0);
+    let map = after(&map, |draft| two = draft.join(NodeId([2; 20]), ADDRESS(2)).unwrap());
+    let cluster = server(2, two, &map);
+    let awaits = |and_to_come| cluster.awaits(ExpectedPart::AllShards { and_to_come });
+    assert!(!awaits(false) && awaits(true), "balance gives it one");
+    cluster.learn(&after(&map, |draft| draft.give(1, one, two).unwrap()));
+    assert!(awaits(false));
+    cluster.set(1, ServedState::Served);
+    assert!(!awaits(false) && !awaits(true));
+    let moving = after(&cluster.map(), |draft| draft.want_move(0, Some(two)).unwrap());
+    cluster.learn(&moving);
+    assert!(!awaits(false) && awaits(true));
+    let parked = after(&moving, |draft| draft.park(0, one).unwrap());
+    cluster.learn(&after(&parked, |draft| draft.seal(one, &[]).unwrap()));
+    assert!(awaits(false) && awaits(true), "it is to take the parked one");
+}

@@ -205,8 +205,10 @@ impl Connection {
             }
             Manner::Databases(handler) => {
                 let mut databases = Databases::new(&self.worker, &self.session.request(), out);
-                databases.begin(command, args);
-                handler(&mut databases, args).await
+                match databases.begin(command, args) {
+                    Ok(()) => handler(&mut databases, args).await,
+                    stopped => stopped,
+                }
             }
             Manner::Nothing(text) => Err(text.into()),
         };

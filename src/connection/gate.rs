@@ -2,7 +2,7 @@
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
 use crate::clients::ClientState;
-use crate::cluster::{ExpectedPart, SlotOwner};
+use crate::cluster::{Cluster, ExpectedPart, SlotOwner};
 use crate::command::{Command, aborted_by, registry};
 use crate::config::Settings;
 use crate::followers::FailoverStep;
@@ -85,18 +85,30 @@ fn crosses_slots(session: &Session, command: &Command, args: Args<'_>) -> bool {
     })
 }
 
-/// Returns true if a command, or a queued one if it is EXEC, runs or shows functions.
-fn needs_libraries(session: &Session, command: &Command) -> bool {
-    match session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC))) {
-        None => command.spec.has(flag!(LIBRARIES)),
-        Some(transaction) => {
-            queued(transaction.args()).any(|it| it.command.spec.has(flag!(LIBRARIES)))
-        }
+/// Returns the part of this server, beside the shard of its slot, that a command needs and that is not
+/// here yet; of EXEC, that its queued commands need.
+fn awaited(session: &Session, cluster: &Cluster, command: &Command) -> Option<ExpectedPart> {
+    let any = |found: &dyn Fn(&Command) -> bool| match session
+        .transaction
+        .as_ref()
+        .filter(|_| command.spec.has(flag!(EXEC)))
+    {
+        None => found(command),
+        Some(transaction) => queued(transaction.args()).any(|it| found(it.command)),
+    };
+    if cluster.lacks_libraries() && any(&|it| it.spec.has(flag!(LIBRARIES))) {
+        return Some(ExpectedPart::Libraries);
     }
+    if !any(&|it| it.spec.has(flag!(ALL_SHARDS))) {
+        return None;
+    }
+    let and_to_come = any(&|it| it.spec.flags.contains(flag!(ALL_SHARDS | WRITE)));
+    let part = ExpectedPart::AllShards { and_to_come };
+    cluster.awaits(part).then_some(part)
 }
 
 /// Returns the decision on a command of which not all keys are in one slot, in a cluster, or whose
-/// slot this server does not serve, or that needs libraries of functions which are not loaded yet.
+/// slot this server does not serve, or that needs another part of it which is not here yet.
 fn elsewhere(
     session: &Session,
     node: &Node,
@@ -133,8 +145,7 @@ fn elsewhere(
             }
         }
     }
-    let lacks = cluster.lacks_libraries() && needs_libraries(session, command);
-    lacks.then_some(Admitted::Soon(ExpectedPart::Libraries))
+    awaited(session, cluster, command).map(Admitted::Soon)
 }
 
 fn are_different(mut slots: impl Iterator<Item = u16>) -> bool {

@@ -12,6 +12,7 @@
 use super::holds::{Changed, Record, append, borrow, hand_back, hold_all, release};
 use super::units::{lose, run_detached};
 use super::{databases, permits};
+use crate::cluster::{ExpectedPart, PATIENCE};
 use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
@@ -30,6 +31,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
+use tokio::time::Instant as Deadline;
 
 /// Maximum number of times that a command may miss data before it fails.
 const MAX_ATTEMPTS: usize = 10_000;
@@ -210,10 +212,18 @@ async fn run(
     wanted.add(missed);
     let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
-    let mut permit = None;
+    let (mut permit, mut patience) = (None, None);
     for _ in 0..MAX_ATTEMPTS {
         if lockings > max_lockings {
             (wanted.exclusive, wanted.detached) = (true, spec.runs_others());
+        }
+        if wanted.exclusive
+            && !held.exclusive
+            && let Some(cluster) = &worker.node.cluster
+        {
+            // It holds nothing now. If it is for a command on all keys, that needs all shards.
+            let limit = *patience.get_or_insert_with(|| Deadline::now() + PATIENCE);
+            cluster.until_settled(ExpectedPart::AllShards { and_to_come: false }, limit).await;
         }
         if wanted.detached && permit.is_none() {
             // A task that holds locks never waits for a permit, so those that have one get their

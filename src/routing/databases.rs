@@ -7,11 +7,12 @@
 use super::call::{CallOutcome, CallStop};
 use super::coordinator::Coordination;
 use super::holds::{Changed, append, hand_back, hold_all, release};
+use crate::cluster::{Cluster, WholeLook};
 use crate::command::{Command, Patience, Request};
 use crate::node::Node;
 use crate::unit::said::words_of;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
-use flagstone_commands::ErrorText;
+use flagstone_commands::{ErrorText, flag};
 use flagstone_storage::attached::AttachedShards;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
@@ -37,13 +38,15 @@ pub struct Databases<'a> {
     words: Vec<Vec<u8>>,
     /// True if the client sees expired keys; in a unit, its workspace knows.
     sees_expired: bool,
+    /// In a cluster, the look at all keys that the running command has begun, if it is no part of a unit.
+    look: Option<WholeLook>,
 }
 
 impl<'a> Databases<'a> {
     /// Creates the view of a command that runs alone.
     pub fn new(worker: &'a Rc<Worker>, request: &Request, out: &'a mut Reply) -> Self {
         let Request { db, sees_expired, .. } = *request;
-        Self { worker, db, out, unit: None, words: Vec::new(), sees_expired }
+        Self { worker, db, out, unit: None, words: Vec::new(), sees_expired, look: None }
     }
 
     /// Creates the view of a command that is part of a unit.
@@ -53,13 +56,37 @@ impl<'a> Databases<'a> {
         db: u32,
         out: &'a mut Reply,
     ) -> Self {
-        Self { worker, db, out, unit: Some(store), words: Vec::new(), sees_expired: false }
+        let (unit, words) = (Some(store), Vec::new());
+        Self { worker, db, out, unit, words, sees_expired: false, look: None }
     }
 
-    /// Notes the words of the command that runs: replicas run it, too, if it changes something.
-    pub fn begin(&mut self, command: &Command, args: Args<'_>) {
-        if self.worker.node.followers.feed.is_on() {
+    /// Begins a command. Its words are noted: replicas run it, too, if it changes something.
+    ///
+    /// # Errors
+    /// If it is on all keys, and this server of a cluster does not serve all shards that are its own.
+    pub fn begin(&mut self, command: &Command, args: Args<'_>) -> CallOutcome {
+        let node = &self.worker.node;
+        if let Some(cluster) = node.cluster.as_ref().filter(|_| command.spec.has(flag!(ALL_SHARDS)))
+        {
+            let writes = command.spec.has(flag!(WRITE));
+            match &self.unit {
+                Some(store) => check_held(cluster, store.attached(), writes)?,
+                // A flush looks under its hold.
+                None if writes => {}
+                None => self.look = Some(cluster.begin_look()?),
+            }
+        }
+        if node.followers.feed.is_on() {
             self.words = words_of(command, args).into_iter().map(<[u8]>::to_vec).collect();
+        }
+        Ok(())
+    }
+
+    /// Checks that all shards of this server were there while the running command has read.
+    fn check_look(&self) -> CallOutcome {
+        match (&self.worker.node.cluster, &self.look) {
+            (Some(cluster), Some(look)) => Ok(cluster.check_look(look)?),
+            _ => Ok(()),
         }
     }
 
@@ -111,6 +138,7 @@ impl<'a> Databases<'a> {
                 keys += counted?.0;
             }
         }
+        self.check_look()?;
         let added = self.unit.as_ref().map_or(0, |space| space.added_keys(self.db));
         Ok(keys.saturating_add_signed(added))
     }
@@ -132,6 +160,7 @@ impl<'a> Databases<'a> {
             let scanned = self.worker.peers.on_worker(target, false, scan).await;
             found = scanned.map_err(|_| format!("ERR worker {target} is gone"))??;
         }
+        self.check_look()?;
         let next_shard = node.layout.slots_of(shard).end;
         let behind = (next_shard < SLOTS).then_some(Cursor { slot: next_shard, hash48: 0 });
         let next = found.next.or(behind);
@@ -178,6 +207,13 @@ impl<'a> Databases<'a> {
     }
 }
 
+/// Checks that all shards that are this server's are there, for a command under a hold on every worker:
+/// none comes or goes then. `and_to_come`: no shard is on its way here either.
+fn check_held(cluster: &Cluster, attached: &AttachedShards, and_to_come: bool) -> CallOutcome {
+    let is_whole = cluster.has_all_shards(and_to_come, |shard| attached.has(shard));
+    Ok(cluster.check_whole(is_whole)?)
+}
+
 /// Gives databases other generations. The task continues even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
@@ -202,12 +238,18 @@ async fn change_now(
     let mut held = Coordination::default();
     held.patience = Patience::Short;
     hold_all(worker, &mut held).await?;
+    let attached = worker.partition.borrow().store.attached().clone();
+    if let Some(cluster) = &node.cluster
+        && let Err(stop) = check_held(cluster, &attached, true)
+    {
+        release(worker, &mut held, Vec::new()).await;
+        return Err(stop);
+    }
     let before = worker.partition.borrow().store.generations();
     let mut now = before.clone();
     make(node, &mut now);
     let mut sealed = Sealed::default();
     sealed.words = words;
-    let attached = worker.partition.borrow().store.attached().clone();
     seal(&attached, &mut sealed, &before, &now);
     let body = sealed.body();
     let appended = match load_watched(worker, &before, &now, HashSet::new()).await {

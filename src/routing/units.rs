@@ -80,7 +80,7 @@ async fn run_for(
             return Err(UnitStop::Exclusive);
         }
         let mut databases = Databases::in_unit(worker, store, db, &mut out);
-        databases.begin(command.command, args);
+        databases.begin(command.command, args)?;
         handler(&mut databases, args).await?;
         return Ok(out.into_bytes());
     }

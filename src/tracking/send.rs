@@ -71,7 +71,16 @@ impl Audience<'_> {
 
     /// Tells every tracking client that all keys have changed.
     pub(crate) fn invalidate_everything(&self) {
-        for client in self.clients.all().iter().filter(|client| client.is(ClientState::TRACKING)) {
+        self.invalidate_all(ClientState::TRACKING);
+    }
+
+    /// Tells every client that tracks prefixes that all keys have changed: nobody knows which it has read.
+    pub(crate) fn invalidate_prefixes(&self) {
+        self.invalidate_all(ClientState::BROADCAST);
+    }
+
+    fn invalidate_all(&self, of: ClientState) {
+        for client in self.clients.all().iter().filter(|client| client.is(of)) {
             self.send_invalid(client, &Invalid::Everything);
         }
     }

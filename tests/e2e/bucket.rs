@@ -92,7 +92,7 @@ fn serve(stream: &TcpStream, objects: &Mutex<Objects>, away: &AtomicBool, full: 
     while let Some(request) = read_request(&mut input) {
         let (status, headers, body) = match request.method.as_str() {
             "PUT" | "POST" if full.load(Ordering::SeqCst) => {
-                ("507 Insufficient Storage".into(), Vec::new(), Vec::new())
+                ("507 Insufficient Storage", Vec::new(), Vec::new())
             }
             _ => answer(&request, objects),
         };

@@ -61,6 +61,7 @@ mod tracking;
 mod transactions;
 mod undeclared;
 mod upgrade;
+mod whole;
 mod zsets;
 
 pub use server::{Server, free_port};

@@ -17,14 +17,14 @@ const TWO: [&str; 4] = ["--workers", "2", "--shards", "2"];
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A client that keeps the values that it reads until an invalidation tells it to forget them.
-struct Keeper {
+pub(crate) struct Keeper {
     client: redis::Connection,
     pushes: Receiver<PushInfo>,
     kept: HashMap<String, Option<String>>,
 }
 
 impl Keeper {
-    fn new(server: &Server, options: &[&str]) -> Self {
+    pub(crate) fn new(server: &Server, options: &[&str]) -> Self {
         let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
         let client = redis::Client::open(url).expect("an address");
         let mut client = client.get_connection().expect("a connection");
@@ -38,7 +38,7 @@ impl Keeper {
 
     /// Forgets the keys that were invalidated up to the last reply; returns them ("*": all), in
     /// order.
-    fn hear(&mut self) -> Vec<String> {
+    pub(crate) fn hear(&mut self) -> Vec<String> {
         let mut told = Vec::new();
         for push in self.pushes.try_iter().filter(|push| push.kind == PushKind::Invalidate) {
             match &push.data[..] {
@@ -70,13 +70,13 @@ impl Keeper {
     }
 
     /// Waits for a reply, so that `hear` gets all messages that were sent before it.
-    fn ping(&mut self) {
+    pub(crate) fn ping(&mut self) {
         let pong: String = redis::cmd("PING").query(&mut self.client).expect("PONG");
         assert_eq!(pong, "PONG");
     }
 
     /// Waits until it has been told of so many keys; which, in the order of their names.
-    fn wait_told(&mut self, count: usize) -> Vec<String> {
+    pub(crate) fn wait_told(&mut self, count: usize) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
         let mut told = Vec::new();
         while told.len() < count && Instant::now() < deadline {

@@ -288,7 +288,7 @@ const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "countkeysinslot",
         arity: 3,
-        flags: flag!(STALE),
+        flags: flag!(STALE | ALL_SHARDS),
         summary: "Counts the keys in a slot.",
         run: Handler::Wait(slots::count_keys),
         ..SUB
@@ -307,7 +307,7 @@ const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "getkeysinslot",
         arity: 4,
-        flags: flag!(STALE),
+        flags: flag!(STALE | ALL_SHARDS),
         complexity: "O(N) where N is the number of requested keys",
         summary: "Returns keys in a slot.",
         tips: &["nondeterministic_output"],
@@ -423,6 +423,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "slot-stats",
         since: "8.0.0",
         arity: -4,
+        flags: ANY_TIME.union(flag!(ALL_SHARDS)),
         complexity: "O(N) where N is the number of slots",
         summary: "Counts the keys of slots.",
         tips: &["nondeterministic_output", "request_policy:all_shards"],

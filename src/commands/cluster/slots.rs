@@ -1,7 +1,8 @@
 //! The keys in slots: CLUSTER COUNTKEYSINSLOT, GETKEYSINSLOT and SLOT-STATS.
 
 use super::{enabled, slot_arg};
-use crate::routing::{Call, Waiting};
+use crate::cluster::WholeLook;
+use crate::routing::{Call, CallOutcome, CallStop, Waiting};
 use crate::worker::{Cursor, Worker};
 use flagstone_commands::{ErrorText, arg, error, is_word};
 use flagstone_storage::slot::SLOTS;
@@ -15,14 +16,28 @@ const PAGE: usize = 1024;
 
 const GONE: &str = "ERR a worker is gone";
 
+/// Begins a look at the keys of this server; `None`: no shard ever comes or goes.
+fn begin_look(cx: &Call<'_>) -> Result<Option<WholeLook>, CallStop> {
+    Ok(cx.node.cluster.as_ref().map(|cluster| cluster.begin_look()).transpose()?)
+}
+
+fn check_look(cx: &Call<'_>, look: Option<WholeLook>) -> CallOutcome {
+    match (&cx.node.cluster, look) {
+        (Some(cluster), Some(look)) => Ok(cluster.check_look(&look)?),
+        _ => Ok(()),
+    }
+}
+
 /// `CLUSTER COUNTKEYSINSLOT slot`
 pub(super) fn count_keys<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         enabled(&cx.worker.settings())?;
+        let look = begin_look(cx)?;
         let slot = slot_arg(args, 2, "ERR Invalid slot")?;
         let target = cx.node.worker_of(slot);
         let count = move |worker: Rc<Worker>| async move { worker.slot_counts(slot..=slot).await };
         let counts = cx.worker.peers.on_worker(target, false, count).await.map_err(|_| GONE)??;
+        check_look(cx, look)?;
         cx.out.int(counts.first().map_or(0, |(_, keys)| i64::from(*keys)));
         Ok(())
     })
@@ -32,6 +47,7 @@ pub(super) fn count_keys<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a
 pub(super) fn get_keys<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         enabled(&cx.worker.settings())?;
+        let look = begin_look(cx)?;
         const WRONG: &str = "ERR Invalid slot or number of keys";
         let slot = slot_arg(args, 2, WRONG)?;
         let wanted = parse_i64(arg(args, 3)?).ok_or(error::NOT_INTEGER)?;
@@ -51,6 +67,7 @@ pub(super) fn get_keys<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> 
             left = wanted - found.len();
             next = page.next;
         }
+        check_look(cx, look)?;
         cx.out.array(found.len());
         found.iter().for_each(|key| cx.out.bulk(key));
         Ok(())
@@ -108,6 +125,7 @@ fn range(args: Args<'_>) -> Result<RangeInclusive<u16>, ErrorText> {
 pub(super) fn stats<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         enabled(&cx.worker.settings())?;
+        let look = begin_look(cx)?;
         let (slots, order) = match args.get(2) {
             Some(word) if is_word(word, "slotsrange") && args.len() == 5 => (range(args)?, None),
             Some(word) if is_word(word, "orderby") => (0..=SLOTS - 1, Some(order(args)?)),
@@ -133,6 +151,7 @@ pub(super) fn stats<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             }
             all.truncate(order.limit);
         }
+        check_look(cx, look)?;
         cx.out.array(all.len());
         for (slot, keys) in all {
             cx.out.array(2);

@@ -74,7 +74,7 @@ async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> CallOutcome {
 const FLUSHES: Spec = Spec {
     group: Group::Server,
     arity: -1,
-    flags: flag!(WRITE),
+    flags: flag!(WRITE | ALL_SHARDS),
     acl: acl!(KEYSPACE | DANGEROUS),
     tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
     ..Spec::NEW
@@ -87,7 +87,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Counts the keys of the selected database.",
         arity: 1,
-        flags: flag!(READONLY | FAST),
+        flags: flag!(READONLY | FAST | ALL_SHARDS),
         acl: acl!(KEYSPACE),
         tips: &["request_policy:all_shards", "response_policy:agg_sum"],
         run: Handler::Databases(dbsize),
