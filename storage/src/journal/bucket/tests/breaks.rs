@@ -99,11 +99,8 @@ fn what_is_needed_before_a_break_stays() {
         let first = object_of(&sim, 1).await;
         owner.flushed(&[0], 2);
         write(&owner, 2).await;
-        loop {
-            match sim.names().await.contains(&first) {
-                true => tokio::time::sleep(Duration::from_millis(1)).await,
-                false => break,
-            }
+        while sim.names().await.contains(&first) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         sim.remove(&object_of(&sim, 5).await).await;
         cut_off(&client).await.unwrap();
