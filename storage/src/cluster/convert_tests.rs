@@ -314,10 +314,13 @@ fn what_a_cluster_cannot_have_is_refused_and_nothing_changes() {
     runtime().block_on(async {
         let sim = Sim::new(4);
         let store = place(&sim);
-        let refused = async |is_seen: bool| {
-            let conversion = conversion(store.clone(), false).await;
-            assert_eq!(conversion.look().await.is_err(), is_seen);
+        let epoch = async || Manifest::read_any(&store).await.unwrap().unwrap().epoch();
+        let refused = async || {
+            let (conversion, before) = (conversion(store.clone(), false).await, epoch().await);
+            let seen = conversion.look().await.unwrap_err().to_string();
             let error = conversion.run(Clock::default()).await.unwrap_err();
+            assert_eq!(error.to_string(), seen);
+            assert_eq!(epoch().await, before, "it is not taken over");
             // It is a single server's, as before.
             Owner::single(store.clone()).await.unwrap().close().await;
             format!("{error:#}")
@@ -329,17 +332,17 @@ fn what_a_cluster_cannot_have_is_refused_and_nothing_changes() {
         assert!(owner.put(1, "elsewhere", "x").await);
         // Only the journal has it.
         drop(owner);
-        let error = refused(false).await;
+        let error = refused().await;
         assert!(error.contains("has 1 keys in database 1, and"), "{error}");
         // It was stored by then.
-        assert!(refused(true).await.contains("database 1"));
+        assert!(refused().await.contains("database 1"));
         let mut owner = Owner::single(store.clone()).await.unwrap();
         assert!(owner.set(1, "elsewhere", Value::Absent).await);
         let source =
             SourcePosition { serial: 1, id: (*b"primary").into(), ..SourcePosition::default() };
         owner.partition.put_source(NOW, &source).unwrap();
         owner.close().await;
-        assert!(refused(true).await.contains("the data set of a replica"));
+        assert!(refused().await.contains("the data set of a replica"));
     });
 }
 
