@@ -100,6 +100,15 @@ impl BucketRecovery {
         self.ask(delete).await
     }
 
+    /// Returns true if the last owner has released the journal, or if there was none.
+    pub(in crate::journal::bucket) fn is_released(&self) -> bool {
+        match self.chain.last() {
+            Some(last) => last.header.released,
+            // Without objects, an owner may be there all the same, whose successor has owned nothing yet.
+            None => self.epoch == 1,
+        }
+    }
+
     /// Returns the error for a journal that has ended for good.
     pub(super) fn ended(&self) -> JournalError {
         JournalError::Ended { place: self.place.to_string() }

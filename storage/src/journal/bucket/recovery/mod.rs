@@ -155,15 +155,6 @@ impl BucketRecovery {
         }
     }
 
-    /// Returns true if the last owner has released the journal, or if there was none.
-    pub(super) fn is_released(&self) -> bool {
-        match self.chain.last() {
-            Some(last) => last.header.released,
-            // Without objects, an owner may be there all the same, whose successor has owned nothing yet.
-            None => self.epoch == 1,
-        }
-    }
-
     /// Reads the journal up to its present end, without a fence there: another process may be
     /// writing to it. The journal must not be started then.
     pub(super) async fn read_unfenced(&mut self) -> Result<(), JournalError> {
