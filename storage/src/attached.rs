@@ -46,8 +46,12 @@ impl AttachedShards {
 
     /// Returns true if a shard is attached, and belongs to this process.
     fn owns(&self, shard: u16) -> bool {
-        let of = self.of(shard).filter(|of| of.is_attached.load(Ordering::Acquire));
-        of.is_some_and(|of| !of.is_mirrored.load(Ordering::Acquire))
+        self.has(shard) && !self.mirrors(shard)
+    }
+
+    /// Returns true if another process owns a shard.
+    pub(crate) fn mirrors(&self, shard: u16) -> bool {
+        self.of(shard).is_some_and(|of| of.is_mirrored.load(Ordering::Acquire))
     }
 
     /// Notes that another process owns a shard, before it is attached.

@@ -57,8 +57,8 @@ pub(super) fn pfcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Returns the estimate of one sketch, and caches it in the sketch.
 fn count_one(cx: &mut Ctx<'_>, name: &[u8]) -> Result<u64, Stop> {
-    // As on a replica, where nothing is written.
-    let is_read_only = cx.store.keeps_expired();
+    // Nothing is written to what another server owns.
+    let is_read_only = cx.store.mirrors(name);
     let Some(s) = cx.store.string(cx.db, name)? else { return Ok(0) };
     let mut sketch = Sketch::open(s).or_load(cx.db, name)?.ok_or(NOT_A_SKETCH)?;
     if let Some(count) = sketch.cached() {

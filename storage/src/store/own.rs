@@ -55,6 +55,11 @@ impl Store {
         !self.lacks(crate::slot::slot_of(key))
     }
 
+    /// Returns true if another process owns the shard of a key: its value must not change here.
+    pub fn mirrors(&self, key: &[u8]) -> bool {
+        self.attached.mirrors(self.layout.shard_of(crate::slot::slot_of(key)))
+    }
+
     /// Returns true if the shard of a slot is not attached here. A workspace lacks none.
     #[inline]
     pub(crate) fn lacks(&self, slot: u16) -> bool {
