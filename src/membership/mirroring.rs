@@ -171,13 +171,18 @@ impl Following {
                 return self.rest(POLL).await;
             }
         }
-        let asked = Instant::now();
+        // An object that the owner has named before is there, or was dropped.
+        let said = self.heard.published(self.life);
         match follower.next().await {
             Ok(TailStep::Records(records)) => {
-                self.found_at = asked;
-                self.apply(records).await
+                self.found_at = Instant::now();
+                let applied = self.apply(records).await;
+                if applied.is_err() {
+                    self.forget();
+                }
+                applied
             }
-            Ok(TailStep::Missing) => self.at_end(asked).await,
+            Ok(TailStep::Missing) => self.at_end(said).await,
             Ok(TailStep::Ended) => self.rest(self.own.cluster.map().lease() / STEPS).await,
             Err(error @ JournalError::Away { .. }) => Err(error.into()),
             Err(error) => {
@@ -215,19 +220,15 @@ impl Following {
         };
         let read = reading.await;
         let entries = self.reading.take().map(|(_, entries)| entries).unwrap_or_default();
-        match read {
-            Ok(Ok(mirrored)) => {
-                self.ahead = Some((mirrored, entries));
-                Ok(())
+        let read =
+            read.unwrap_or_else(|error| Err(anyhow!("the task that reads has failed: {error}")));
+        let mirrored = read.inspect_err(|_| {
+            if let Some(follower) = &mut self.follower {
+                follower.end_renewal();
             }
-            Ok(Err(error)) => {
-                if let Some(follower) = &mut self.follower {
-                    follower.end_renewal();
-                }
-                Err(error)
-            }
-            Err(error) => Err(anyhow!("the task that reads has failed: {error}")),
-        }
+        })?;
+        self.ahead = Some((mirrored, entries));
+        Ok(())
     }
 
     /// Shows what was read, unless more has to be read of the journal before.
@@ -235,7 +236,7 @@ impl Following {
         let Some((mirrored, entries)) = self.ahead.take() else { return Ok(()) };
         let shards = match &mut self.follower {
             None => {
-                self.follower = Some(LifeFollower::new(self.life, mirrored.tail));
+                self.follower = Some(LifeFollower::new(mirrored.tail));
                 mirrored.shards
             }
             Some(follower) => match follower.renew(mirrored) {
@@ -310,13 +311,12 @@ impl Following {
         Ok(())
     }
 
-    /// Notes how new the shards are of which everything was read, and waits. `asked`: a moment before
-    /// which the next object was not there.
-    async fn at_end(&mut self, asked: Instant) -> Result<()> {
+    /// Notes how new the shards are of which everything was read, and waits. `said`: the owner's last
+    /// words before the next object was looked for, in vain.
+    async fn at_end(&mut self, said: Option<(Instant, u64)>) -> Result<()> {
         let Some(follower) = &self.follower else { return Ok(()) };
         let (up_to, awaited) =
             (follower.read_up_to(), self.ahead.as_ref().map_or(0, |it| it.0.end));
-        let said = self.heard.published(self.life).filter(|(at, _)| *at <= asked);
         let published = said.map_or(0, |(_, published)| published);
         if up_to < published.max(awaited) {
             // Objects were dropped that were not read yet.

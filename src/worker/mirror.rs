@@ -77,9 +77,8 @@ impl Worker {
                 group.extend(parts.next().map(|part| (part, touched)));
             }
             let (lock, granted) = self.lock(&keys);
-            if granted.await.is_err() {
-                return;
-            }
+            // Endless patience is not refused.
+            let _ = granted.await;
             self.follow_locked(group);
             self.serve_holding(HeldLocks::keys(keys));
             drop(lock);

@@ -4,7 +4,6 @@
 //! fill the memory. That takes a while, and the follower goes on meanwhile: it keeps what it reads, and
 //! brings the new shards up to where it is.
 
-use super::member::Life;
 use super::mirroring::MirroredShards;
 use crate::commit::split_body;
 use crate::journal::{JournalError, JournalTail, Lsn, Record, TailStep};
@@ -17,7 +16,6 @@ const KEPT_BYTES: usize = 64 << 20;
 /// See the module's description.
 #[derive(Debug)]
 pub struct LifeFollower {
-    life: Life,
     tail: JournalTail,
     /// The objects that were read since shards are being read anew, by number; `None`: they are not.
     kept: Option<VecDeque<(u64, Vec<Record>)>>,
@@ -26,12 +24,8 @@ pub struct LifeFollower {
 
 impl LifeFollower {
     /// Begins to follow a life where its shards were read.
-    pub fn new(life: Life, tail: JournalTail) -> Self {
-        Self { life, tail, kept: None, kept_bytes: 0 }
-    }
-
-    pub fn life(&self) -> Life {
-        self.life
+    pub fn new(tail: JournalTail) -> Self {
+        Self { tail, kept: None, kept_bytes: 0 }
     }
 
     /// Returns the number up to which all objects were read.
@@ -60,11 +54,6 @@ impl LifeFollower {
     /// Returns true if no more is kept: the shards that are read anew have to come first.
     pub fn is_full(&self) -> bool {
         self.kept_bytes > KEPT_BYTES
-    }
-
-    /// Returns true while shards are being read anew.
-    pub fn is_renewing(&self) -> bool {
-        self.kept.is_some()
     }
 
     /// Begins to keep what is read: shards are being read anew from now on.

@@ -1,6 +1,6 @@
 //! A replica beside servers that write, flush, move shards, are killed and taken over.
 
-use super::seat_tests::{KEYS, TestServer, forget};
+use super::seat_tests::{KEYS, TestServer, forget, run_histories};
 use super::{Life, LifeFollower, MapShard};
 use crate::commit::split_body;
 use crate::journal::tests::sim_disk::Rng;
@@ -56,7 +56,7 @@ impl TestReplica {
         for entry in &entries {
             self.owners.insert(entry.id, (life, entry.since));
         }
-        self.followed.insert(life, LifeFollower::new(life, mirrored.tail));
+        self.followed.insert(life, LifeFollower::new(mirrored.tail));
     }
 
     fn replace(&mut self, shard: Shard) {
@@ -234,19 +234,5 @@ fn nothing_is_written_to_the_shards_of_others() {
 
 #[test]
 fn a_replica_never_goes_back_and_ends_with_what_its_owners_have() {
-    let threads = (0..4u64).map(|thread| {
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .unwrap();
-            for seed in (0..12).filter(|seed| seed % 4 == thread) {
-                runtime.block_on(history(seed));
-            }
-        })
-    });
-    for thread in threads.collect::<Vec<_>>() {
-        thread.join().unwrap();
-    }
+    run_histories(history);
 }

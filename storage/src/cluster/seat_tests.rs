@@ -402,8 +402,10 @@ pub(super) async fn forget(seat: &ClusterSeat) {
     }
 }
 
-#[test]
-fn nothing_durable_is_lost_whoever_owns_it() {
+/// Runs the histories of some seeds on threads.
+pub(super) fn run_histories<F: Future<Output = ()>>(
+    history: impl Fn(u64) -> F + Copy + Send + 'static,
+) {
     let threads = (0..4u64).map(|thread| {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -419,6 +421,11 @@ fn nothing_durable_is_lost_whoever_owns_it() {
     for thread in threads.collect::<Vec<_>>() {
         thread.join().unwrap();
     }
+}
+
+#[test]
+fn nothing_durable_is_lost_whoever_owns_it() {
+    run_histories(history);
 }
 
 /// A node whose process was killed joins again: it seals its former life itself, and has its shards.
