@@ -26,6 +26,7 @@ const MAX_COMMIT_WINDOW_MS: i128 = 1000;
 
 const FSYNC: &[&str] = &["everysec", "always", "no"];
 const REPL_ACK: &[&str] = &["none", "async", "sync"];
+const CLUSTER_REPLICA: &[&str] = &["no", "yes", "standby"];
 const LOG_LEVELS: &[&str] = &["debug", "verbose", "notice", "warning", "nothing"];
 const PROTECTED_ACTION: &[&str] = &["no", "yes", "local"];
 const SHUTDOWN: &[&str] = &["default", "save", "nosave", "now", "force"];
@@ -283,7 +284,7 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Cluster.
     d("cluster-enabled", YesNo, "no", "answer clients of a cluster: one of several servers over a bucket, or, with a local directory, a cluster of one node that owns all slots").immutable(),
-    d("cluster-replica", YesNo, "no", "in a cluster of several servers, own no shard and show those of all others, for reads after READONLY").at_start(),
+    d("cluster-replica", OneOf(CLUSTER_REPLICA), "no", "in a cluster of several servers, own no shard and show those of all others, for reads after READONLY; standby: until an owner is lost, whose shards it then owns").at_start(),
     d("cluster-lease-ms", Integer((100, 60_000)), "3000", "milliseconds for which a server may answer after it has proven that it owns its shards; fixed when a cluster is made").at_start(),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
     d("cluster-port", Integer(PORT), "0", "port of the cluster bus that clients are told; nobody listens on it").immutable(),

@@ -5,6 +5,7 @@
 //! line. Values are kept as canonical text, from which [`Settings`] is read anew on each change.
 
 mod arguments;
+mod choices;
 mod directive;
 mod directives;
 mod error;
@@ -35,14 +36,17 @@ use directives::TABLE;
 use machine::Machine;
 use settings::Values;
 
+pub use choices::{
+    AcceptMode, AppendFsync, ClusterReplica, Compression, EndpointType, HttpTls, LogFormat,
+    LogLevel, MaxmemoryPolicy, ProtectedAction, RdbVersionCheck, ReplAck, SupervisedBy,
+    TlsClientAuth,
+};
 pub use error::{ConfigError, Origin};
 pub use networks::Network;
 pub use parse::{quote_into, split_bytes, split_words};
 pub use rewrite::RewriteScope;
 pub use settings::{
-    AcceptMode, AppendFsync, ClientMemory, Compression, EndpointType, HttpTls, LogFormat, LogLevel,
-    LogLimit, MaxmemoryPolicy, OutputBufferLimit, OutputBufferLimits, ProtectedAction,
-    RdbVersionCheck, ReplAck, Settings, SupervisedBy, TlsClientAuth, TlsSettings,
+    ClientMemory, LogLimit, OutputBufferLimit, OutputBufferLimits, Settings, TlsSettings,
 };
 
 /// The server's configuration, shared by all threads.

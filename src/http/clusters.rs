@@ -5,7 +5,7 @@
 
 use crate::cluster::{Cluster, ServedState};
 use crate::node::Node;
-use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MapShard, MemberState};
+use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MapShard, MemberState, ServerRole};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -67,7 +67,8 @@ fn state(cluster: &Cluster, member: &MapMember) -> &'static str {
         MemberState::Released => "released",
         MemberState::Open if cluster.sight.is_watched(member.life) => "suspected",
         MemberState::Open if !cluster.is_connected(member.life) => "silent",
-        MemberState::Open if member.replica => "replica",
+        MemberState::Open if member.role == ServerRole::Standby => "standby",
+        MemberState::Open if member.is_replica() => "replica",
         MemberState::Open if member.leaving => "leaving",
         MemberState::Open => "well",
     }

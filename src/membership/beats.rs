@@ -59,6 +59,9 @@ impl Beats {
             self.own.cluster.copies.forget(life);
         }
         for member in others {
+            if !member.is_replica() {
+                self.own.cluster.copies.forget(member.life);
+            }
             if self.tasks.contains_key(&member.life) {
                 continue;
             }
@@ -90,7 +93,7 @@ async fn beat(own: Seated, to: MapMember) {
                 heard.note(to.life);
                 heard.note_published(to.life, asked_at, said.published);
             }
-            if to.replica {
+            if is_replica(&own, to.life) {
                 own.cluster.copies.note(to.life, told, said.applied);
             }
             own.node.followers.acknowledged.notify_waiters();
@@ -98,12 +101,16 @@ async fn beat(own: Seated, to: MapMember) {
         }
         // Others hear of a newer map at once, and replicas are asked often while clients wait for them.
         let began = Instant::now();
-        let is_awaited = || to.replica && own.cluster.copies.are_awaited();
+        let is_awaited = || is_replica(&own, to.life) && own.cluster.copies.are_awaited();
         let until = || began + if is_awaited() { AWAITED } else { lease / STEPS };
         while Instant::now() < until() && own.cluster.map().number() == told {
             let _ = tokio::time::timeout_at(until(), own.cluster.change()).await;
         }
     }
+}
+
+fn is_replica(own: &Seated, life: Life) -> bool {
+    own.cluster.map().member(life).is_some_and(MapMember::is_replica)
 }
 
 /// A connection to another server.

@@ -1,10 +1,10 @@
 //! Opens the data at the start. In a cluster the server joins: with its id, its address and a new life.
 
 use crate::cluster::Cluster;
-use crate::config::{Config, ReplAck, Settings};
+use crate::config::{ClusterReplica, Config, ReplAck, Settings};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId};
+use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId, ServerRole};
 use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir};
 use std::fs;
 use std::io::ErrorKind;
@@ -39,7 +39,7 @@ pub(crate) async fn open(
     let settings = config.settings();
     let wants = settings.cluster_enabled && options.store.dir().is_none();
     if !wants {
-        if settings.cluster_replica {
+        if settings.cluster_replica != ClusterReplica::No {
             bail!("cluster-replica needs a store with the data of a cluster of several servers");
         }
         let directory = Directory::open(options, clock).await?;
@@ -65,8 +65,12 @@ pub(crate) async fn open(
     options.lease = Duration::from_millis(settings.cluster_lease_ms);
     let address = address_of(&settings)?;
     let node = node_id(&settings.dir)?;
-    let is_replica = settings.cluster_replica;
-    let joining = ClusterSeat::join(options, clock, (node, &address), is_replica);
+    let role = match settings.cluster_replica {
+        ClusterReplica::No => ServerRole::Owner,
+        ClusterReplica::Yes => ServerRole::Replica,
+        ClusterReplica::Standby => ServerRole::Standby,
+    };
+    let joining = ClusterSeat::join(options, clock, (node, &address), role);
     let (directory, seat) = joining.await?;
     let map = seat.maps().newest().await?.context("the cluster's map is gone")?;
     let life = seat.life();

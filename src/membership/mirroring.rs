@@ -9,15 +9,16 @@
 use super::{STEPS, Seated, on_worker};
 use crate::cluster::Heard;
 use crate::worker::{MirroredOps, Worker};
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use flagstone_storage::cluster::{ClusterMap, Life, LifeFollower, MapShard, MirroredShards};
 use flagstone_storage::commit::split_body;
 use flagstone_storage::journal::{JournalError, Record, TailStep};
 use flagstone_storage::partition::Stay;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, timeout};
 
@@ -45,11 +46,35 @@ pub(super) struct Mirroring {
     own: Seated,
     heard: Heard,
     followers: BTreeMap<Life, (watch::Sender<Owned>, AbortHandle)>,
+    turns: FollowerTurns,
 }
+
+/// True while followers may use workers: each job there holds it.
+type FollowerTurns = Arc<RwLock<bool>>;
 
 impl Mirroring {
     pub(super) fn new(own: Seated, heard: Heard) -> Self {
-        Self { own, heard, followers: BTreeMap::new() }
+        let turns = Arc::new(RwLock::new(true));
+        Self { own, heard, followers: BTreeMap::new(), turns }
+    }
+
+    /// Shows nothing any more, once no worker is at a follower's job. Returns false if a shard has to be
+    /// hidden later: then this is to be called again.
+    pub(super) async fn end(&mut self) -> Result<bool> {
+        self.followers.values().for_each(|(_, task)| task.abort());
+        *self.turns.write().await = false;
+        let cluster = &self.own.cluster;
+        cluster.mirrors.keep_owners(|_| false);
+        let mut is_done = true;
+        for id in 0..self.own.node.layout.shards {
+            cluster.mirrors.hide(id);
+            let refusals = cluster.clone();
+            let elsewhere = move |slot| refusals.refusal(slot, false);
+            let hide =
+                move |worker: Rc<Worker>| async move { worker.hide_shard(id, elsewhere).await };
+            is_done &= on_worker(&self.own, id, hide).await?.is_ok();
+        }
+        Ok(is_done)
     }
 
     /// Follows the owners that a map has, and says what is shown.
@@ -65,7 +90,8 @@ impl Mirroring {
             let owned = (map.number(), map.owned_by(life).cloned().collect());
             let (owned_by, _) = self.followers.entry(life).or_insert_with(|| {
                 let (to, entries) = watch::channel((0, Vec::new()));
-                let following = follow(self.own.clone(), self.heard.clone(), life, entries);
+                let parts = (self.own.clone(), self.heard.clone(), self.turns.clone());
+                let following = follow(parts, life, entries);
                 (to, self.own.node.background.spawn(following).abort_handle())
             });
             owned_by.send_if_modified(|known| {
@@ -95,6 +121,7 @@ type Reading = JoinHandle<Result<Box<MirroredShards>>>;
 struct Following {
     own: Seated,
     heard: Heard,
+    turns: FollowerTurns,
     life: Life,
     entries: watch::Receiver<Owned>,
     follower: Option<LifeFollower>,
@@ -110,12 +137,17 @@ struct Following {
 }
 
 /// Follows a server until the task is ended.
-async fn follow(own: Seated, heard: Heard, life: Life, entries: watch::Receiver<Owned>) {
+async fn follow(
+    (own, heard, turns): (Seated, Heard, FollowerTurns),
+    life: Life,
+    entries: watch::Receiver<Owned>,
+) {
     let now = Instant::now();
     let pause = own.cluster.map().lease() / STEPS;
     let mut this = Following {
         own,
         heard,
+        turns,
         life,
         entries,
         follower: None,
@@ -153,9 +185,7 @@ impl Following {
             |id: &u16, since: &u64| entries.iter().any(|it| it.id == *id && it.since == *since);
         self.shown.retain(|id, (since, _)| is_same(id, since));
         self.tell_applied(map, entries.len());
-        let is_new = entries.iter().any(|it| !self.shown.contains_key(&it.id));
-        let is_idle = self.reading.is_none() && self.ahead.is_none();
-        if is_idle && !entries.is_empty() && (is_new || self.is_due()) {
+        if self.reading.is_none() && self.ahead.is_none() {
             self.begin_reading(entries);
         }
         self.end_reading().await?;
@@ -199,9 +229,17 @@ impl Following {
         age > RENEWED || age > RENEWED_EARLY && is_full()
     }
 
-    /// Begins to read the shards of these entries anew.
-    fn begin_reading(&mut self, entries: Vec<MapShard>) {
-        self.read_at = Instant::now();
+    /// Begins to read shards: those that are not shown, or all of these if their engines are to be replaced.
+    fn begin_reading(&mut self, all: Vec<MapShard>) {
+        let (count, is_due) = (all.len(), self.is_due());
+        let is_wanted = |it: &MapShard| is_due || !self.shown.contains_key(&it.id);
+        let entries: Vec<MapShard> = all.into_iter().filter(is_wanted).collect();
+        if entries.is_empty() {
+            return;
+        }
+        if entries.len() == count {
+            self.read_at = Instant::now();
+        }
         let (seat, life, read) = (self.own.seat.clone(), self.life, entries.clone());
         let reading = async move { seat.mirror(life, &read).await };
         self.reading = Some((self.own.node.background.spawn(reading), entries));
@@ -250,27 +288,27 @@ impl Following {
         let now = self.entries.borrow().1.clone();
         for shard in shards {
             let id = shard.id;
-            let read = entries.iter().find(|it| it.id == id);
-            let Some(entry) = now.iter().find(|it| it.id == id).filter(|it| read == Some(*it))
-            else {
-                continue;
-            };
+            let read = entries.iter().find(|it| it.id == id).map(|it| it.since);
+            // The same stay at the same owner.
+            let is_same = |it: &&MapShard| it.id == id && read == Some(it.since);
+            let Some(entry) = now.iter().find(is_same) else { continue };
             if let Some((_, stay)) = self.shown.get(&id).filter(|(since, _)| *since == entry.since)
             {
                 let stay = *stay;
                 let renew =
                     move |worker: Rc<Worker>| async move { worker.renew_shard(stay, shard).await };
-                on_worker(&self.own, id, renew).await?;
+                self.on_worker(id, renew).await?;
                 continue;
             }
             let cluster = self.own.cluster.clone();
             let elsewhere = move |slot| cluster.refusal(slot, false);
-            let show =
-                move |worker: Rc<Worker>| async move { worker.show_shard(shard, elsewhere).await };
-            let stay = on_worker(&self.own, id, show).await?;
+            let shown = self.own.cluster.clone();
+            let show = move |worker: Rc<Worker>| async move {
+                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.mirrors.show(id))
+            };
+            let stay = self.on_worker(id, show).await?;
             let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;
             self.shown.insert(id, (entry.since, stay));
-            self.own.cluster.mirrors.show(id);
         }
         Ok(())
     }
@@ -306,9 +344,28 @@ impl Following {
         }
         for (id, ops) in parts.into_values() {
             let apply = move |worker: Rc<Worker>| async move { worker.follow(ops).await };
-            on_worker(&self.own, id, apply).await?;
+            self.on_worker(id, apply).await?;
         }
         Ok(())
+    }
+
+    /// Runs a closure on the worker of a shard, unless this server is an owner by now.
+    async fn on_worker<T, F, Fut>(&self, shard: u16, job: F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Worker>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let turn = self.turns.clone().read_owned().await;
+        if !*turn {
+            bail!("this server is no replica any more");
+        }
+        let in_turn = move |worker: Rc<Worker>| async move {
+            let done = job(worker).await;
+            drop(turn);
+            done
+        };
+        on_worker(&self.own, shard, in_turn).await
     }
 
     /// Notes how new the shards are of which everything was read, and waits. `said`: the owner's last

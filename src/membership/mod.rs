@@ -11,6 +11,7 @@ mod libraries;
 mod mirroring;
 mod moving;
 mod spreading;
+mod standing_by;
 mod suspicion;
 mod taking;
 
@@ -18,6 +19,7 @@ pub(crate) use beats::{answer_beat, answers, tell_of};
 pub(crate) use joining::{Opened, open};
 
 use crate::cluster::{Cluster, ServedState};
+use crate::config::ClusterReplica;
 use crate::node::{Node, ShutdownRequest};
 use crate::worker::{Peers, Worker};
 use flagstone_storage::cluster::{
@@ -104,11 +106,13 @@ struct Agent {
     spreading: Spreading,
     /// Shards of others, on a replica.
     mirroring: Option<Mirroring>,
+    /// True once a map had a server that may be given shards.
+    has_seen_owner: bool,
     looked: Instant,
     /// Trouble that was logged lately.
     told: BTreeMap<String, Instant>,
-    /// True once the process is to end: then it keeps no shard.
-    ending: bool,
+    /// Since when the process is to end: it keeps no shard.
+    ending: Option<Instant>,
 }
 
 /// A task that ends with its handle.
@@ -135,8 +139,8 @@ impl Membership {
         node: Arc<Node>,
         peers: Arc<Peers>,
     ) -> Self {
-        if node.config.settings().cluster_replica {
-            node.health.replica.join_cluster();
+        if node.config.settings().cluster_replica != ClusterReplica::No {
+            node.health.replica.begin_mirroring();
         }
         let own = Seated { node, peers, seat: seat.clone(), cluster: cluster.clone() };
         let (leaving, told) = watch::channel(false);
@@ -191,7 +195,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
     let _following = libraries::follow(&own);
     let (suspicion, spreading) = (Suspicion::begin(&own), Spreading::new(own.clone()));
     let (tasks, looked) = (JoinSet::new(), Instant::now());
-    let is_replica = own.node.config.settings().cluster_replica;
+    let is_replica = own.node.health.replica.is_mirroring();
     let mirroring = is_replica.then(|| Mirroring::new(own.clone(), suspicion.heard().clone()));
     let mut agent = Agent {
         own,
@@ -202,9 +206,10 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         suspicion,
         spreading,
         mirroring,
+        has_seen_owner: false,
         looked,
         told: BTreeMap::new(),
-        ending: false,
+        ending: None,
     };
     let step = agent.lease() / STEPS;
     loop {
@@ -262,6 +267,9 @@ impl Agent {
             _ => anyhow::bail!("another server has taken over: life {} is sealed", self.life()),
         }
         self.follow_address(&map).await?;
+        if !self.follow_role(&map).await? {
+            return Ok(());
+        }
         self.spreading.keep(&self.own.cluster.others());
         self.again.retain(|_, at| *at > Instant::now());
         let own = Some(self.life());
@@ -274,6 +282,7 @@ impl Agent {
             mirroring.keep(&map);
         }
         self.suspect(&map).await?;
+        self.succeed(&map).await?;
         self.forget_ended(&map).await
     }
 

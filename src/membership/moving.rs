@@ -42,7 +42,7 @@ impl Agent {
     /// because it has too many.
     pub(super) fn move_some(&mut self, map: &ClusterMap) {
         let is_leaving = map.member(self.life()).is_some_and(|member| member.leaving);
-        match self.ending || is_leaving {
+        match self.ending.is_some() || is_leaving {
             true => self.give_all(map),
             false => self.move_one(map),
         }
@@ -82,7 +82,7 @@ impl Agent {
 
     /// Gives all shards away: to the servers that answer, or to nobody if there are none.
     pub(super) async fn leave(&mut self) -> Result<()> {
-        self.ending = true;
+        self.ending = Some(Instant::now());
         let (deadline, life) = (Instant::now() + LEAVING * self.lease(), self.life());
         self.change("leaving", |draft| draft.leave(life)).await?;
         loop {
@@ -96,10 +96,13 @@ impl Agent {
                 return Ok(());
             }
             // Some may have come just before it began to leave.
-            self.take_what_is_given(&map);
-            self.move_some(&map);
+            if self.follow_role(&map).await? {
+                self.take_what_is_given(&map);
+                self.move_some(&map);
+            }
             match timeout(self.lease(), self.tasks.join_next()).await {
                 Ok(Some(handled)) => self.ended(handled),
+                Ok(None) if self.own.cluster.newer_map().is_some() => self.look().await,
                 Ok(None) => tokio::time::sleep(POLL).await,
                 Err(_) => self.look().await,
             }
@@ -109,10 +112,13 @@ impl Agent {
     }
 
     /// Begins to give away some of the shards that are served: to servers that answer. If there are
-    /// none the shards stay, but a process that ends leaves them to nobody.
+    /// none the shards stay, but a process that ends leaves them to nobody, unless a standby becomes an
+    /// owner within a lease.
     fn give_all(&mut self, map: &ClusterMap) {
         let mut heirs = self.heirs(map);
-        if heirs.is_empty() && !self.ending {
+        let is_late = self.ending.is_some_and(|since| since.elapsed() > self.lease());
+        let leaves_to_nobody = self.ending.is_some() && (is_late || !self.awaits_standby(map));
+        if heirs.is_empty() && !leaves_to_nobody {
             return;
         }
         for entry in map.owned_by(self.life()) {

@@ -67,14 +67,14 @@ impl Agent {
         let lease = self.lease();
         let heard = self.suspicion.heard();
         let is_overdue = |member: &&MapMember| {
-            let limit = if member.replica { lease * REPLICA_OVERDUE } else { lease / OVERDUE };
+            let limit = if member.is_replica() { lease * REPLICA_OVERDUE } else { lease / OVERDUE };
             heard.silence(member.life).is_none_or(|silence| silence > limit)
         };
         let overdue: Vec<Life> = others.iter().filter(is_overdue).map(|it| it.life).collect();
         self.suspicion.watched.retain(|life, _| overdue.contains(life));
         self.own.cluster.sight.keep_unsealed(|life| overdue.contains(&life));
         self.own.cluster.sight.set_watched(self.suspicion.watched.keys().copied());
-        if map.member(self.life()).is_some_and(|member| !member.takes_shards()) {
+        if map.member(self.life()).is_some_and(|it| !it.takes_shards() && !it.stands_by()) {
             // It could take nothing: others act.
             return Ok(());
         }
@@ -101,15 +101,16 @@ impl Agent {
         Ok(())
     }
 
-    /// Returns how many servers act before this one.
+    /// Returns how many servers act before this one: standbys act behind owners, to which they answer as
+    /// well.
     fn rank(&self, map: &ClusterMap, ended: Life) -> u32 {
         let both = |life: Life| [ended.0.to_be_bytes(), life.0.to_be_bytes()].concat();
-        let weight = |life: Life| self.own.node.layout.hash(&both(life));
-        let own = weight(self.life());
-        let staying = map.members().iter().filter(|member| member.takes_shards());
-        let lives = staying.map(|member| member.life);
-        let before = lives.filter(|life| self.suspicion.heard().answers(*life, self.lease()));
-        before.filter(|life| weight(*life) > own).count() as u32
+        let weight =
+            |it: &MapMember| (it.takes_shards(), self.own.node.layout.hash(&both(it.life)));
+        let Some(own) = map.member(self.life()).map(weight) else { return 0 };
+        let able = map.members().iter().filter(|it| it.takes_shards() || it.stands_by());
+        let before = able.filter(|it| self.suspicion.heard().answers(it.life, self.lease()));
+        before.filter(|it| weight(it) > own).count() as u32
     }
 
     /// Seals the journal of a life, and shares its shards out among the servers that answer.
@@ -152,13 +153,22 @@ impl Agent {
     }
 }
 
-/// Notes that a life is sealed, and gives its shards to open ones of those that answer, each to the one
-/// that has the fewest.
+/// Notes that a life is sealed, and gives its shards to open ones of those that answer: all to a standby,
+/// which becomes an owner in its place, or else each to the owner that has the fewest.
 fn share_out(
     draft: &mut MapDraft,
     ended: Life,
     answers: &impl Fn(Life) -> bool,
 ) -> Result<(), MapRefusal> {
+    let is_owner = draft.map().owned_by(ended).next().is_some();
+    let mut open = draft.map().members().iter().filter(|it| it.state == MemberState::Open);
+    let standby = open.find(|it| it.life != ended && it.stands_by() && answers(it.life));
+    if let Some(standby) = standby.filter(|_| is_owner).map(|member| member.life) {
+        draft.promote(standby)?;
+        let owned = draft.map().owned_by(ended);
+        let heirs: Vec<(u16, Life)> = owned.map(|shard| (shard.id, standby)).collect();
+        return draft.seal(ended, &heirs);
+    }
     let allotments = draft.map().balance();
     let stays = |life: Life| draft.map().member(life).is_some_and(|member| member.takes_shards());
     let is_heir = |life: Life| life != ended && stays(life) && answers(life);

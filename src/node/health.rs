@@ -180,9 +180,16 @@ impl Health {
         self.owns_store() && self.acks.is_owner() && !self.replica.is_succeeding()
     }
 
+    /// Returns the lease on which replies depend that show data. A replica in a cluster has none: its data may
+    /// be old.
+    #[inline]
+    fn lease(&self) -> Option<&Arc<Lease>> {
+        self.lease.as_ref().filter(|_| !self.replica.is_mirroring())
+    }
+
     /// Returns true if it is certain that no other server has taken the journal's bucket over.
     pub fn owns_store(&self) -> bool {
-        self.lease.as_ref().is_none_or(|lease| lease.holds())
+        self.lease().is_none_or(|lease| lease.holds())
     }
 
     /// Waits until it is certain that no other server has taken the data over.
@@ -199,7 +206,7 @@ impl Health {
             true => Duration::ZERO,
             false => Duration::from_millis(settings.store_timeout_ms),
         };
-        let confirmed = match &self.lease {
+        let confirmed = match self.lease() {
             Some(lease) => {
                 lease.confirm(limit).await.map_err(|reason| (reason, self.disowned_text()))
             }
@@ -236,7 +243,7 @@ impl Health {
     /// Returns true if commands need not wait for a confirmation, because others have waited in
     /// vain.
     pub fn is_disowned(&self) -> bool {
-        self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds())
+        self.lease().is_some_and(|lease| lease.is_away() && !lease.holds())
             || self.acks.is_disowned()
     }
 
@@ -246,7 +253,7 @@ impl Health {
             return None;
         }
         let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
-        let is_away = self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds());
+        let is_away = self.lease().is_some_and(|lease| lease.is_away() && !lease.holds());
         // Clients of a cluster have to be able to connect, as to any server of one that is down.
         if is_away && (has_data || !self.is_clustered) {
             return Some(self.disowned_text());
@@ -258,7 +265,7 @@ impl Health {
     /// Returns how long the lease lasts without an answer from the store, in ms; `None` for a local
     /// journal.
     pub fn lease_left_ms(&self) -> Option<u64> {
-        self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
+        self.lease().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
     }
 }
 

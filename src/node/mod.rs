@@ -191,7 +191,7 @@ impl Node {
         let ports = Ports { listener: OnceLock::new(), tls, handshakes };
         Ok(Self {
             health: Health::new(
-                (journal.lease().filter(|_| !config.settings().cluster_replica), cluster.is_some()),
+                (journal.lease(), cluster.is_some()),
                 clock.clone(),
                 layout.shards,
                 shard_workers,

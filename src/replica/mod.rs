@@ -167,6 +167,8 @@ const PARTIAL: u8 = 2;
 const SUCCEEDING: u8 = 4;
 /// Bit of a server that starts: it is not decided yet what it is.
 const UNDECIDED: u8 = 8;
+/// Bit of a replica in a cluster: it shows shards of others, and owns nothing.
+const MIRRORING: u8 = 16;
 
 impl Replica {
     /// Creates the state of a server that stored this position before. `is_replica`: it is to follow another
@@ -355,10 +357,25 @@ impl Replica {
         self.is_up.store(state == LinkState::Connected, Ordering::Relaxed);
     }
 
-    /// Makes this server a replica of a cluster: it has shards of other servers, reads them from their
+    /// Makes this server a replica in a cluster: it has shards of other servers, reads them from their
     /// store, and follows no stream.
-    pub fn join_cluster(&self) {
-        self.set_bit(FOLLOWING, true);
+    pub fn begin_mirroring(&self) {
+        self.set_bit(FOLLOWING | MIRRORING, true);
+    }
+
+    /// Makes a replica in a cluster an owner.
+    pub fn end_mirroring(&self) {
+        let mut link = self.link();
+        link.primary = None;
+        (link.state, link.heard_ms, link.down_since_ms) = Default::default();
+        self.is_up.store(false, Ordering::Relaxed);
+        self.set_bit(FOLLOWING | MIRRORING, false);
+    }
+
+    /// Returns true if this server is a replica in a cluster.
+    #[inline]
+    pub fn is_mirroring(&self) -> bool {
+        self.has_bit(MIRRORING)
     }
 
     /// Notes the address of a server whose shards a replica of a cluster has, and whether all that it shows

@@ -7,7 +7,7 @@ use crate::blocking::HeldLocks;
 use bytes::Bytes;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::NoteKind;
-use flagstone_storage::partition::Stay;
+use flagstone_storage::partition::{ShardRefusal, Stay};
 use flagstone_storage::shard::Shard;
 use flagstone_storage::slot::slot_of;
 use std::rc::Rc;
@@ -32,13 +32,26 @@ impl Worker {
         elsewhere: impl Fn(u16) -> String,
     ) -> Result<Stay, String> {
         let id = shard.id;
-        if self.partition.borrow().stay(id).is_some() {
-            let detached = self.detach_shard(id, elsewhere).await.map_err(|why| why.to_string())?;
-            self.node.background.spawn_blocking(move || drop(detached));
-        }
+        self.hide_shard(id, elsewhere).await.map_err(|why| why.to_string())?;
         self.attach_shard(shard).await.map_err(|refused| refused.why.to_string())?;
         let stay = self.partition.borrow().stay(id);
         stay.ok_or_else(|| "it was not attached".to_owned())
+    }
+
+    /// Shows a shard of another server no more, if it is shown.
+    ///
+    /// # Errors
+    /// The reason why that has to be tried again later.
+    pub(crate) async fn hide_shard(
+        self: &Rc<Self>,
+        id: u16,
+        elsewhere: impl Fn(u16) -> String,
+    ) -> Result<(), ShardRefusal> {
+        if self.partition.borrow().stay(id).is_some() {
+            let detached = self.detach_shard(id, elsewhere).await?;
+            self.node.background.spawn_blocking(move || drop(detached));
+        }
+        Ok(())
     }
 
     /// Exchanges a shard that is shown for one with the same records and a newer engine. Nothing happens

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_secs(3);
 
 impl Cluster {
-    fn replica(&self) -> Server {
+    pub(crate) fn replica(&self) -> Server {
         self.replica_with(&[])
     }
 
@@ -31,7 +31,7 @@ impl Cluster {
 }
 
 /// Returns a connection that may read, once all shards are shown.
-fn reader(replica: &Server) -> Connection {
+pub(crate) fn reader(replica: &Server) -> Connection {
     until("all shards are shown", || {
         let info = asked(replica, ["INFO", "everything"]);
         info.contains("cluster_replica_shards:6\r\n") && !info.contains("cluster_replica_lag_ms:-1")

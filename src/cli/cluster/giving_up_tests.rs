@@ -1,14 +1,14 @@
 //! The text about a journal that has lost objects.
 
 use super::*;
-use flagstone_storage::cluster::{MapMember, MemberState, NodeAddress, NodeId};
+use flagstone_storage::cluster::{MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 
 fn loss(condition: JournalCondition, shards: Vec<LossyShard>) -> JournalLoss {
     let address = NodeAddress { host: "10.0.0.5".to_owned(), port: 6379, tls_port: None };
     let (node, life) = (NodeId([0x3f; 20]), Life(7));
-    let (state, begun, leaving, replica) = (MemberState::Open, true, false, false);
+    let (state, begun, leaving, role) = (MemberState::Open, true, false, ServerRole::Owner);
     JournalLoss {
-        member: MapMember { node, life, state, begun, leaving, replica, address },
+        member: MapMember { node, life, state, begun, leaving, role, address },
         condition,
         shards,
     }

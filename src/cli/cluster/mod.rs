@@ -6,6 +6,7 @@ mod convert;
 mod giving_up;
 mod moving;
 mod naming;
+mod promoting;
 mod status;
 
 use super::backup::block_on;
@@ -30,6 +31,7 @@ enum ClusterVerb {
     Move(moving::ShardMoveArguments),
     Drain(moving::DrainArguments),
     Balance(balancing::BalanceArguments),
+    Promote(promoting::PromoteArguments),
     GiveUp(giving_up::GiveUpArguments),
 }
 
@@ -46,6 +48,7 @@ pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
             ClusterVerb::Move(arguments) => arguments.run().await,
             ClusterVerb::Drain(arguments) => arguments.run().await,
             ClusterVerb::Balance(arguments) => arguments.run().await,
+            ClusterVerb::Promote(arguments) => arguments.run().await,
             ClusterVerb::GiveUp(arguments) => arguments.run().await,
         }
     })

@@ -6,7 +6,7 @@ use crate::membership::tell_of;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use flagstone_storage::cluster::{
-    AmendError, ClusterMap, Life, MapDraft, MapRefusal, MapShard, NodeId,
+    AmendError, ClusterMap, Life, MapDraft, MapMember, MapRefusal, MapShard, MemberState, NodeId,
 };
 use std::collections::BTreeSet;
 use std::fmt;
@@ -236,7 +236,8 @@ fn leave(draft: &mut MapDraft, node: &str) -> Result<Life, MoveRefusal> {
     let life = find(map, node).map_err(MoveRefusal::Because)?.life;
     let mut others = map.balance().into_iter().filter(|one| one.life != life);
     let stays = |life: Life| map.member(life).is_some_and(|member| member.takes_shards());
-    if !others.any(|one| stays(one.life)) {
+    let is_standby = |it: &MapMember| it.state == MemberState::Open && it.stands_by();
+    if !others.any(|one| stays(one.life)) && !map.members().iter().any(is_standby) {
         return Err(MoveRefusal::Because(anyhow!(
             "there is no other server that could take the shards of {}",
             named_life(map, life)

@@ -5,7 +5,7 @@ use super::naming::{address_of, id_of};
 use anyhow::Result;
 use clap::Args;
 use flagstone_storage::Layout;
-use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MapShard, MemberState};
+use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MapShard, MemberState, ServerRole};
 use flagstone_storage::slot::SLOTS;
 use std::ops::Range;
 
@@ -111,7 +111,8 @@ fn shards(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
 fn state_of(member: &MapMember) -> &'static str {
     match member.state {
         MemberState::Open if member.leaving => "leaving",
-        MemberState::Open if member.replica => "replica",
+        MemberState::Open if member.role == ServerRole::Standby => "standby",
+        MemberState::Open if member.is_replica() => "replica",
         MemberState::Open => "open",
         MemberState::Sealed => "sealed",
         MemberState::Released => "released",

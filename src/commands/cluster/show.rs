@@ -94,7 +94,7 @@ impl ShownNode {
         Self {
             id: member.node.to_string(),
             is_myself: member.life == cluster.life(),
-            is_replica: member.replica,
+            is_replica: member.is_replica(),
             replica_of: None,
             is_connected: cluster.is_connected(member.life),
             epoch: owned().map(|shard| shard.since).max().unwrap_or(0),

@@ -34,7 +34,7 @@ impl ClusterMap {
     /// the earliest.
     pub fn balance(&self) -> Vec<Allotment> {
         let open = self.members.iter().filter(|member| member.state == MemberState::Open);
-        let owners = open.filter(|member| !member.replica);
+        let owners = open.filter(|member| !member.is_replica());
         let (leaving, staying): (Vec<_>, Vec<_>) = owners.partition(|member| member.leaving);
         let mut even: Vec<_> = staying.iter().map(|member| self.allotment(member.life)).collect();
         let mut all: Vec<_> = leaving.iter().map(|member| self.allotment(member.life).0).collect();

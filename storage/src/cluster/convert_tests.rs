@@ -2,7 +2,7 @@
 
 use super::{
     ClusterConversion, ClusterMap, ClusterSeat, GivenShard, LibraryStore, MapStore, NodeAddress,
-    NodeId,
+    NodeId, ServerRole,
 };
 use crate::checkpoint::{Catalog, offline_options, take_stopped};
 use crate::clock::Clock;
@@ -76,7 +76,8 @@ impl Owner {
     async fn join(store: Place) -> Self {
         let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
         let (options, node) = (options(store).await, NodeId([7; 20]));
-        let joined = ClusterSeat::join(options, Clock::default(), (node, &address), false).await;
+        let role = ServerRole::Owner;
+        let joined = ClusterSeat::join(options, Clock::default(), (node, &address), role).await;
         let (directory, seat) = joined.unwrap();
         let map = seat.maps().newest().await.unwrap().unwrap();
         let given = map.owned_by(seat.life()).map(|shard| {

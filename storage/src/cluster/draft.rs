@@ -3,7 +3,7 @@
 
 use super::libraries::LibrariesId;
 use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
-use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl MapDraft {
     /// If the node has an open life: its journal must be sealed, which may be a step of the same
     /// change. If the host is not valid, or the map is full.
     pub fn join(&mut self, node: NodeId, address: NodeAddress) -> Result<Life, MapRefusal> {
-        let life = self.add(node, address, false)?;
+        let life = self.add(node, address, ServerRole::Owner)?;
         let is_of_node = |owner: Life| self.map.member(owner).is_some_and(|m| m.node == node);
         let owned = self.map.shards.iter().filter(|shard| shard.owner.is_some_and(is_of_node));
         for shard in owned.map(|shard| shard.id).collect::<Vec<_>>() {
@@ -171,7 +171,7 @@ impl MapDraft {
         Ok(life)
     }
 
-    /// Lets a new life of a node join that never owns a shard, and returns it.
+    /// Lets a new life of a node join that owns no shard, unless it is promoted, and returns it.
     ///
     /// # Errors
     /// Also if a former life of the node owns shards: others have to take them first.
@@ -179,6 +179,7 @@ impl MapDraft {
         &mut self,
         node: NodeId,
         address: NodeAddress,
+        role: ServerRole,
     ) -> Result<Life, MapRefusal> {
         let of_node = self.map.members.iter().filter(|member| member.node == node);
         let mut lives = of_node.map(|member| member.life);
@@ -186,7 +187,22 @@ impl MapDraft {
         if let Some(owner) = owner.filter(|owner| !self.map.is_open(*owner)) {
             return Err(MapRefusal::OwnsShards(owner));
         }
-        self.add(node, address, true)
+        self.add(node, address, role)
+    }
+
+    /// Makes a replica an owner, which has no shard yet.
+    ///
+    /// # Errors
+    /// If it is not open, if it leaves, or if it is an owner already.
+    pub fn promote(&mut self, life: Life) -> Result<(), MapRefusal> {
+        self.open(life)?;
+        let member = self.map.members.iter_mut().find(|m| m.life == life && m.is_replica());
+        let member = member.ok_or(MapRefusal::NoChange)?;
+        if member.leaving {
+            return Err(MapRefusal::Leaving(life));
+        }
+        member.role = ServerRole::Owner;
+        Ok(())
     }
 
     /// Adds a new life of a node.
@@ -194,7 +210,7 @@ impl MapDraft {
         &mut self,
         node: NodeId,
         address: NodeAddress,
-        replica: bool,
+        role: ServerRole,
     ) -> Result<Life, MapRefusal> {
         if let Some(former) = self.map.open_member(node) {
             return Err(MapRefusal::NodeIsOpen(former.life));
@@ -208,7 +224,7 @@ impl MapDraft {
         let life = Life(self.map.next_life);
         self.map.next_life += 1;
         let (state, begun, leaving) = (MemberState::Open, false, false);
-        self.map.members.push(MapMember { node, life, state, begun, leaving, replica, address });
+        self.map.members.push(MapMember { node, life, state, begun, leaving, role, address });
         Ok(life)
     }
 
@@ -331,7 +347,7 @@ impl MapDraft {
         if let Some(to) = to {
             self.open(to)?;
             match self.map.member(to) {
-                Some(member) if member.replica => return Err(MapRefusal::Replica(to)),
+                Some(member) if member.is_replica() => return Err(MapRefusal::Replica(to)),
                 Some(member) if member.leaving => return Err(MapRefusal::Leaving(to)),
                 _ => {}
             }

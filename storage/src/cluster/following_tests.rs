@@ -1,7 +1,7 @@
 //! A replica beside servers that write, flush, move shards, are killed and taken over.
 
 use super::seat_tests::{KEYS, TestServer, forget, run_histories};
-use super::{Life, LifeFollower, MapShard};
+use super::{Life, LifeFollower, MapShard, ServerRole};
 use crate::commit::split_body;
 use crate::journal::tests::sim_disk::Rng;
 use crate::journal::{Record, TailStep};
@@ -22,7 +22,7 @@ struct TestReplica {
 
 impl TestReplica {
     async fn join(store: &Place) -> Self {
-        let server = TestServer::join_as(store, 99, true).await.unwrap();
+        let server = TestServer::join_as(store, 99, ServerRole::Replica).await.unwrap();
         Self { server, followed: BTreeMap::new(), owners: BTreeMap::new(), shown: BTreeMap::new() }
     }
 

@@ -113,7 +113,8 @@ impl ClusterMap {
 
     /// Returns true if a life is open, and may own shards.
     pub(super) fn may_own(&self, life: Life) -> bool {
-        let is_owner = |member: &MapMember| member.state == MemberState::Open && !member.replica;
+        let is_owner =
+            |member: &MapMember| member.state == MemberState::Open && !member.is_replica();
         self.member(life).is_some_and(is_owner)
     }
 

@@ -125,6 +125,26 @@ pub enum MemberState {
     Released,
 }
 
+/// The part of a life in a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServerRole {
+    /// It may own shards.
+    #[default]
+    Owner,
+    /// It owns nothing, and only reads what others have.
+    Replica,
+    /// The same, but it becomes an owner once one is lost: it gets the shards of that one.
+    Standby,
+}
+
+impl ServerRole {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    fn is_owner(&self) -> bool {
+        *self == Self::Owner
+    }
+}
+
 /// A life that has joined, and its journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -137,23 +157,27 @@ pub struct MapMember {
     pub begun: bool,
     /// True once it is to own nothing any more: nobody gives it shards.
     pub leaving: bool,
-    /// True if it owns nothing, and only reads what others have. Maps without replicas are as those of
-    /// programs that know none.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub replica: bool,
+    /// Maps without replicas are as those of programs that know none.
+    #[serde(default, skip_serializing_if = "ServerRole::is_owner")]
+    pub role: ServerRole,
     pub address: NodeAddress,
 }
 
 impl MapMember {
     /// Returns true if it may be given shards, as long as it is open.
     pub fn takes_shards(&self) -> bool {
-        !self.leaving && !self.replica
+        !self.leaving && self.role == ServerRole::Owner
     }
-}
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-fn is_false(value: &bool) -> bool {
-    !value
+    /// Returns true if it may become an owner when one is lost, as long as it is open.
+    pub fn stands_by(&self) -> bool {
+        !self.leaving && self.role == ServerRole::Standby
+    }
+
+    /// Returns true if it owns nothing, and shows the shards of others.
+    pub fn is_replica(&self) -> bool {
+        self.role != ServerRole::Owner
+    }
 }
 
 pub(super) fn to_hex(bytes: &[u8]) -> String {

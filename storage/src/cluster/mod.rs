@@ -51,7 +51,7 @@ pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;
 pub use losses::{GivenUp, JournalLoss, LossStore, LossyShard};
 pub use map::{ClusterMap, MapShard};
-pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId};
+pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 pub use mirroring::MirroredShards;
 pub use seat::ClusterSeat;
 pub use store::{AmendError, MapError, MapOutcome, MapStore};

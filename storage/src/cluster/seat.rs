@@ -4,7 +4,7 @@ use super::draft::{MapDraft, MapRefusal};
 use super::libraries::LibraryStore;
 use super::lives::{SealedLife, begin, journal_of, journal_options};
 use super::map::{ClusterMap, MapShard};
-use super::member::{Life, MemberState, NodeAddress, NodeId};
+use super::member::{Life, MemberState, NodeAddress, NodeId, ServerRole};
 use super::mirroring::MirroredShards;
 use super::store::{AmendError, MapError, MapOutcome, MapStore};
 use super::taking::{GivenShard, ShardTaker, TakenShard};
@@ -38,8 +38,8 @@ pub struct ClusterSeat {
 
 impl ClusterSeat {
     /// Joins the cluster of a bucket as a new life of `node`, or makes the cluster, and returns the
-    /// directory, which has no shard yet. `is_replica`: it is to own none. `options.lease` counts for a new cluster only. Must run on
-    /// the background runtime.
+    /// directory, which has no shard yet. `options.lease` counts for a new cluster only. Must run on the
+    /// background runtime.
     ///
     /// # Errors
     /// Also if the place has the data of a single server.
@@ -47,7 +47,7 @@ impl ClusterSeat {
         options: OpenOptions,
         clock: Clock,
         (node, address): (NodeId, &NodeAddress),
-        is_replica: bool,
+        role: ServerRole,
     ) -> Result<(Directory, Self)> {
         check_cpus()?;
         let store = options.store.clone();
@@ -63,7 +63,7 @@ impl ClusterSeat {
             let former = newest.as_ref().and_then(|map| map.open_member(node));
             let owns_shards = |map: &ClusterMap, life| map.owned_by(life).next().is_some();
             if let (Some(map), Some(former)) = (&newest, former)
-                && is_replica
+                && role != ServerRole::Owner
                 && owns_shards(map, former.life)
             {
                 bail!(
@@ -79,7 +79,7 @@ impl ClusterSeat {
                 sealing.await.with_context(|| ending(former.life))?;
             }
             let former = former.map(|former| former.life);
-            let joined = join_map(&maps, (node, address), is_replica, former).await?;
+            let joined = join_map(&maps, (node, address), role, former).await?;
             if let Some(life) = joined {
                 break life;
             }
@@ -318,7 +318,7 @@ pub(super) async fn newest_or(
 async fn join_map(
     maps: &MapStore,
     (node, address): (NodeId, &NodeAddress),
-    is_replica: bool,
+    role: ServerRole,
     former: Option<Life>,
 ) -> Result<Option<Life>> {
     let mut joined = None;
@@ -328,9 +328,9 @@ async fn join_map(
         {
             draft.seal(former, &[])?;
         }
-        joined = Some(match is_replica {
-            true => draft.join_as_replica(node, address.clone())?,
-            false => draft.join(node, address.clone())?,
+        joined = Some(match role {
+            ServerRole::Owner => draft.join(node, address.clone())?,
+            replica => draft.join_as_replica(node, address.clone(), replica)?,
         });
         Ok(())
     };

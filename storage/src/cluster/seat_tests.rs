@@ -3,7 +3,7 @@
 
 use super::{
     ClusterMap, ClusterSeat, GivenShard, Life, MapRefusal, MapShard, MemberState, NodeAddress,
-    NodeId,
+    NodeId, ServerRole,
 };
 use crate::checkpoint::offline_options;
 use crate::clock::Clock;
@@ -68,17 +68,16 @@ impl TestServer {
     }
 
     pub(super) async fn try_join(store: &Place, node: u8) -> anyhow::Result<Self> {
-        Self::join_as(store, node, false).await
+        Self::join_as(store, node, ServerRole::Owner).await
     }
 
-    pub(super) async fn join_as(store: &Place, node: u8, is_replica: bool) -> anyhow::Result<Self> {
+    pub(super) async fn join_as(store: &Place, node: u8, role: ServerRole) -> anyhow::Result<Self> {
         let location = Location { store: store.clone(), journal: None };
         let mut options = offline_options(&location).await?;
         (options.databases, options.lease, options.default_shards) = (1, LEASE, SHARDS);
         let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
         let node_id = NodeId([node; 20]);
-        let joined =
-            ClusterSeat::join(options, Clock::default(), (node_id, &address), is_replica).await;
+        let joined = ClusterSeat::join(options, Clock::default(), (node_id, &address), role).await;
         let (directory, seat) = joined?;
         let journal = directory.journal.clone();
         let partition = directory.into_partitions(1, 1).0.remove(0);

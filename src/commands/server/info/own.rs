@@ -52,7 +52,7 @@ impl Page<'_> {
             ("cluster_servers", &(others.len() + 1)),
             ("cluster_servers_silent", &silent),
         ]);
-        if self.worker.settings().cluster_replica {
+        if self.node.health.replica.is_mirroring() {
             let lag = cluster.mirrors.lag().map_or(-1, |lag| lag.as_millis().cast_signed());
             self.fields(&[
                 ("cluster_replica_shards", &cluster.mirrors.shown()),

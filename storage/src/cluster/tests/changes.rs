@@ -1,7 +1,7 @@
 //! The rules of changes.
 
 use super::*;
-use crate::cluster::MemberState;
+use crate::cluster::{MemberState, ServerRole};
 use MapRefusal::{
     Full, Leaving, NoChange, NoHeir, NoHost, NoLife, NoSettings, NoShard, NodeIsOpen, NotOpen,
     NotOwner, Owned, OwnsShards, Parked, Replica,
@@ -119,11 +119,11 @@ fn a_node_has_one_open_life() {
 #[test]
 fn a_replica_gets_no_shard_by_any_step() {
     let map = after(&three(), |draft| {
-        assert_eq!(draft.join_as_replica(node(4), address(4)), Ok(Life(4)));
+        assert_eq!(draft.join_as_replica(node(4), address(4), ServerRole::Replica), Ok(Life(4)));
     });
     let replica = Life(4);
     assert_eq!(owners(&map), owners(&three()));
-    assert!(map.member(replica).unwrap().replica && !map.member(A).unwrap().replica);
+    assert!(map.member(replica).unwrap().is_replica() && !map.member(A).unwrap().is_replica());
     assert!(map.balance().iter().all(|one| one.life != replica));
     assert_eq!(refused(&map, |draft| draft.want_move(0, Some(replica))), Replica(replica));
     assert_eq!(refused(&map, |draft| draft.give(0, A, replica)), Replica(replica));
@@ -132,25 +132,56 @@ fn a_replica_gets_no_shard_by_any_step() {
     assert_eq!(refused(&parked, |draft| draft.take_parked(0, replica)), Replica(replica));
     // Without another server nobody owns anything.
     let alone = after(&joined(&empty(2), &[1]), |draft| {
-        draft.join_as_replica(node(2), address(2)).unwrap();
+        draft.join_as_replica(node(2), address(2), ServerRole::Standby).unwrap();
         draft.seal(A, &[]).unwrap();
     });
     assert_eq!(owners(&alone), [None, None]);
     assert_eq!(owners(&joined(&alone, &[3])), [Some(C), Some(C)]);
     // A server that still owns shards is no replica before others have them.
-    let sealed = |draft: &mut MapDraft| draft.join_as_replica(node(1), address(1));
+    let sealed =
+        |draft: &mut MapDraft| draft.join_as_replica(node(1), address(1), ServerRole::Replica);
     assert_eq!(refused(&three(), sealed), NodeIsOpen(A));
     let mut draft = three().draft();
     draft.seal(A, &[(0, B)]).unwrap();
-    assert_eq!(draft.join_as_replica(node(1), address(1)), Err(OwnsShards(A)));
+    assert_eq!(draft.join_as_replica(node(1), address(1), ServerRole::Standby), Err(OwnsShards(A)));
+}
+
+#[test]
+fn a_promoted_replica_gets_shards_by_the_same_change() {
+    let with = |role| {
+        after(&three(), |draft| {
+            draft.join_as_replica(node(4), address(4), role).unwrap();
+        })
+    };
+    let standby = Life(4);
+    let map = with(ServerRole::Standby);
+    assert!(map.member(standby).unwrap().stands_by() && !map.member(A).unwrap().stands_by());
+    assert_eq!(refused(&map, |draft| draft.seal(A, &[(0, standby)])), Replica(standby));
+    let lost = after(&map, |draft| {
+        draft.promote(standby).unwrap();
+        draft.seal(A, &[(0, standby), (1, standby)]).unwrap();
+    });
+    assert_eq!(lost.owned_by(standby).count(), 2);
+    let member = lost.member(standby).unwrap();
+    assert!(member.takes_shards() && !member.stands_by());
+    assert_eq!(refused(&lost, |draft| draft.promote(standby)), NoChange);
+    // A plain replica is promoted by hand only, and gets its share.
+    let map = with(ServerRole::Replica);
+    assert!(!map.member(standby).unwrap().stands_by());
+    let promoted = after(&map, |draft| draft.promote(standby).unwrap());
+    assert_eq!(promoted.fair_share(standby), 1);
+    assert_eq!(refused(&map, |draft| draft.promote(A)), NoChange);
+    assert_eq!(refused(&map, |draft| draft.promote(Life(9))), NotOpen(Life(9)));
+    let leaving = after(&map, |draft| draft.leave(standby).unwrap());
+    assert_eq!(refused(&leaving, |draft| draft.promote(standby)), Leaving(standby));
 }
 
 #[test]
 fn a_map_without_replicas_is_as_before() {
     let text = three().encode().unwrap();
-    assert!(!String::from_utf8_lossy(&text).contains("replica"));
+    assert!(!String::from_utf8_lossy(&text).contains("role"));
     let map = after(&three(), |draft| {
-        draft.join_as_replica(node(4), address(4)).unwrap();
+        draft.join_as_replica(node(4), address(4), ServerRole::Replica).unwrap();
     });
     let read = ClusterMap::decode(map.number(), &map.encode().unwrap()).unwrap();
     assert_eq!(read, map);

@@ -1,7 +1,7 @@
 //! Random sequences of changes, and what holds in all of them.
 
 use super::*;
-use crate::cluster::MemberState;
+use crate::cluster::{MapMember, MemberState, ServerRole};
 use crate::journal::tests::sim_disk::Rng;
 use std::collections::BTreeMap;
 
@@ -17,17 +17,21 @@ fn step(draft: &mut MapDraft, rng: &mut Rng) -> (Kind, Result<(), MapRefusal>) {
     let (one, other) = (life(), life());
     let owner = draft.map().shards()[usize::from(shard)].owner.unwrap_or(one);
     let n = rng.below(5) as u8;
-    match rng.below(10) {
+    match rng.below(13) {
         0 => {
             let mut joined = Ok(());
             if let Some(former) = draft.map().open_member(node(n)).map(|member| member.life) {
                 joined = draft.seal(former, &[]);
             }
-            ("join", joined.and_then(|()| draft.join(node(n), address(n)).map(drop)))
+            let mut join = |draft: &mut MapDraft| match rng.below(3) {
+                0 => draft.join_as_replica(node(n), address(n), ServerRole::Standby).map(drop),
+                _ => draft.join(node(n), address(n)).map(drop),
+            };
+            ("join", joined.and_then(|()| join(draft)))
         }
         1 => {
             let open =
-                |m: &&crate::cluster::MapMember| m.state == MemberState::Open && m.life != one;
+                |m: &&MapMember| m.state == MemberState::Open && m.life != one && !m.is_replica();
             let open: Vec<Life> =
                 draft.map().members().iter().filter(open).map(|m| m.life).collect();
             let heirs = draft.map().owned_by(one).zip(open.iter().cycle());
@@ -40,7 +44,8 @@ fn step(draft: &mut MapDraft, rng: &mut Rng) -> (Kind, Result<(), MapRefusal>) {
         6 => ("move", draft.want_move(shard, Some(other).filter(|_| n > 1))),
         7 => ("unlist", draft.note_flushed(shard, owner)),
         8 => ("release", draft.release(one)),
-        _ => ("forget", draft.forget().map(drop)),
+        9 => ("forget", draft.forget().map(drop)),
+        _ => ("promote", draft.promote(one)),
     }
 }
 
@@ -64,7 +69,7 @@ fn holds(old: &ClusterMap, kind: Kind, new: &ClusterMap) {
     for (id, (before, after)) in old.shards.iter().zip(&new.shards).enumerate() {
         assert_eq!(usize::from(after.id), id);
         match after.owner {
-            Some(owner) => assert!(new.is_open(owner) && after.journals.last() == Some(&owner)),
+            Some(owner) => assert!(new.may_own(owner) && after.journals.last() == Some(&owner)),
             None => assert!(after.journals.iter().all(|life| !new.is_open(*life))),
         }
         let is_changed = after.owner != before.owner;
@@ -113,6 +118,6 @@ fn rules_hold_in_random_sequences() {
             *made.entry(kind).or_default() += 1;
         }
     }
-    assert_eq!(made.len(), 9, "{made:?}");
+    assert_eq!(made.len(), 10, "{made:?}");
     assert!(made.values().all(|times| *times > 100), "{made:?}");
 }

@@ -1,0 +1,137 @@
+//! Standbys: replicas in a cluster that become owners when one is lost, or when a user wants it.
+
+use super::Server;
+use super::mirrored::reader;
+use super::pubsub::Raw;
+use super::servers::{Cluster, asked, check, client, fill, settle, shards_of, slots_of, until};
+use redis::{Commands, Value, cmd};
+use std::time::Duration;
+
+/// A lease within which busy machines keep their servers, and lost ones are missed soon.
+const LEASE: Duration = Duration::from_secs(1);
+
+impl Cluster {
+    fn standby(&self) -> Server {
+        let store = self.store();
+        let words = ["--cluster-enabled", "yes", "--cluster-replica", "standby", "--store", &store];
+        Server::start(&[&words[..], &["--workers", "2", "--shards", "6"]].concat())
+    }
+
+    fn parked(&self) -> usize {
+        let map = self.map();
+        let shards = map["shards"].as_array().expect("shards").iter();
+        shards.filter(|shard| shard["owner"].is_null()).count()
+    }
+}
+
+fn role(server: &Server) -> Value {
+    let role: Vec<Value> = cmd("ROLE").query(&mut server.client()).expect("a role");
+    role[0].clone()
+}
+
+#[test]
+fn a_standby_takes_the_place_of_an_owner_that_is_lost() {
+    let cluster = Cluster::with_lease(LEASE);
+    let mut servers = cluster.servers(2);
+    let mut standby = cluster.standby();
+    let mut reading = reader(&standby);
+    fill(&mut client(&servers.iter().collect::<Vec<_>>()), 1);
+    until("the last key is shown", || {
+        reading.get::<_, Option<String>>("key:199").is_ok_and(|it| it.is_some())
+    });
+    assert!(cluster.told(&["status"]).contains("  standby  "));
+    assert!(shards_of(&cluster.map(), &asked(&standby, ["CLUSTER", "MYID"])).is_empty());
+    let mut waiting = Raw::connect(&standby);
+    waiting.expect("READONLY", "+OK");
+    waiting.send("XREAD BLOCK 0 STREAMS stream 0\r\n");
+    let kept = shards_of(&cluster.map(), &asked(&servers[1], ["CLUSTER", "MYID"]));
+    servers[0].kill();
+    settle(&[&servers[1], &standby]);
+    let after = shards_of(&cluster.map(), &asked(&servers[1], ["CLUSTER", "MYID"]));
+    assert_eq!(kept, after, "the other one has what it had");
+    let mut of_both = client(&[&servers[1], &standby]);
+    check(&mut of_both, 1);
+    fill(&mut of_both, 2);
+    assert!(waiting.lines(1).starts_with('-'), "its shard is not shown any more");
+    assert_eq!(role(&standby), Value::BulkString(b"master".to_vec()));
+    assert!(!asked(&standby, ["INFO", "everything"]).contains("cluster_replica"));
+    let elsewhere = (0..200).find_map(|n| {
+        let found = reading.get::<_, Option<String>>(format!("key:{n}"));
+        found.err().and_then(|error| error.code().map(str::to_owned))
+    });
+    assert_eq!(elsewhere.as_deref(), Some("MOVED"), "READONLY shows nothing of others here");
+    // It is lost as well, before it has flushed anything.
+    standby.kill();
+    servers[0].restart();
+    settle(&[&servers[0], &servers[1]]);
+    check(&mut client(&[&servers[0], &servers[1]]), 2);
+    // Its next start does what its settings say.
+    standby.restart();
+    let mut reading = reader(&standby);
+    assert_eq!(reading.get::<_, String>("key:7").expect("read"), "7 2");
+    assert_eq!((role(&standby), slots_of(&standby)), (Value::BulkString(b"slave".to_vec()), 0));
+}
+
+#[test]
+fn a_standby_succeeds_the_last_owner() {
+    let cluster = Cluster::with_lease(LEASE);
+    let mut owner = cluster.servers(1).remove(0);
+    let mut standby = cluster.standby();
+    drop(reader(&standby));
+    fill(&mut client(&[&owner]), 1);
+    owner.stop();
+    assert_eq!(cluster.parked(), 0, "the owner has given them to the standby");
+    settle(&[&standby]);
+    check(&mut client(&[&standby]), 1);
+    fill(&mut client(&[&standby]), 2);
+    owner.restart();
+    settle(&[&owner, &standby]);
+    standby.stop();
+    settle(&[&owner]);
+    standby.restart();
+    drop(reader(&standby));
+    // An owner that is drained has no other server that could take its shards.
+    cluster.told(&["drain", &format!("127.0.0.1:{}", owner.port())]);
+    settle(&[&standby]);
+    check(&mut client(&[&standby]), 2);
+    owner.stop();
+    owner.restart();
+    settle(&[&owner, &standby]);
+    standby.stop();
+    standby.restart();
+    drop(reader(&standby));
+    owner.kill();
+    settle(&[&standby]);
+    check(&mut client(&[&standby]), 2);
+}
+
+#[test]
+fn replicas_are_promoted_by_hand() {
+    let cluster = Cluster::with_lease(LEASE);
+    // It has seen no owner, so there is none to succeed.
+    let standby = cluster.standby();
+    std::thread::sleep(2 * LEASE);
+    assert_eq!((cluster.parked(), slots_of(&standby)), (6, 0));
+    let name = format!("127.0.0.1:{}", standby.port());
+    let told = cluster.told(&["promote", &name]);
+    assert!(told.contains("is an owner, and is to have 6 shards"), "{told}");
+    settle(&[&standby]);
+    fill(&mut client(&[&standby]), 1);
+    let replica = cluster.replica();
+    drop(reader(&replica));
+    let id = asked(&replica, ["CLUSTER", "MYID"]);
+    let told = cluster.told(&["promote", &id[..10]]);
+    assert_eq!(told.lines().count(), 4, "{told}");
+    settle(&[&standby, &replica]);
+    check(&mut client(&[&standby, &replica]), 1);
+    fill(&mut client(&[&standby, &replica]), 2);
+    check(&mut client(&[&standby, &replica]), 2);
+    let again = cluster.told(&["promote", &id[..10]]);
+    assert!(again.contains("is to have 3 shards"), "{again}");
+    let leaving = cluster.replica();
+    drop(reader(&leaving));
+    let name = format!("127.0.0.1:{}", leaving.port());
+    cluster.told(&["drain", &name]);
+    assert!(cluster.refused(&["promote", &name]).1.contains("leaves the cluster"));
+    assert!(cluster.refused(&["promote", "nobody:1"]).1.contains("has no server"));
+}
