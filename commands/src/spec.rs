@@ -355,8 +355,8 @@ bitflags! {
         const EXEC = 1 << 23;
         /// Within MULTI, the commands queued behind it run on another database.
         const SELECTS = 1 << 24;
-        /// Runs during a pause: it ends pauses.
-        const ENDS_PAUSE = 1 << 25;
+        /// Runs during a pause: it ends pauses, or another server needs the reply.
+        const PAUSELESS = 1 << 25;
         /// Runs beside a busy script: that may be of the primary's stream, which the command ends.
         const ENDS_STREAM = 1 << 26;
         /// Is part of no transaction and no script: it waits for others, and cannot be undone.
@@ -423,7 +423,7 @@ const HIDDEN: CommandFlags = flag!(
         | UNQUEUED
         | EXEC
         | SELECTS
-        | ENDS_PAUSE
+        | PAUSELESS
         | ENDS_STREAM
         | ALONE
         | LIBRARIES

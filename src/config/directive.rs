@@ -202,6 +202,15 @@ pub(super) fn announced_hostname(value: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Other servers and clients get it in lines of text, where it is one word.
+pub(super) fn announced_address(value: &str) -> Result<(), &'static str> {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:_%".contains(&byte);
+    match value.len() < HOST_NAME_LIMIT && value.bytes().all(is_part) {
+        true => Ok(()),
+        false => Err("An announced address is an IP address or a host name"),
+    }
+}
+
 pub(super) fn announced_nodename(value: &str) -> Result<(), &'static str> {
     let forbidden = |byte: u8| b"!#$%&()*+;<>?@[]^{|}~".contains(&byte);
     if value.bytes().any(forbidden) {

@@ -288,7 +288,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("cluster-lease-ms", Integer((100, 60_000)), "3000", "milliseconds for which a server may answer after it has proven that it owns its shards; fixed when a cluster is made").at_start(),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
     d("cluster-port", Integer(PORT), "0", "port of the cluster bus that clients are told; nobody listens on it").immutable(),
-    d("cluster-announce-ip", OptionalText, "", "address to announce"),
+    d("cluster-announce-ip", OptionalText, "", "address to announce").check(check::announced_address),
     d("cluster-announce-client-ipv4", OptionalText, "", "IPv4 address to announce to clients").check(check::ipv4),
     d("cluster-announce-client-ipv6", OptionalText, "", "IPv6 address to announce to clients").check(check::ipv6),
     d("cluster-announce-port", Integer(PORT), "0", "port to announce"),

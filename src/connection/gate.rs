@@ -239,7 +239,7 @@ pub(super) fn admit(
         return Admitted::Refused(kind.busy_text().into());
     }
     if let Some(pause) = node.pauses.now()
-        && !command.spec.has(flag!(ENDS_PAUSE))
+        && !command.spec.has(flag!(PAUSELESS))
         && (!pause.writes_only || may_be_paused(flags()))
     {
         return Admitted::Wait;

@@ -64,6 +64,16 @@ pub(crate) async fn open(
     options.default_shards = SHARDS;
     options.lease = Duration::from_millis(settings.cluster_lease_ms);
     let address = address_of(&settings)?;
+    if address.port == 0 && address.tls_port.is_none() {
+        bail!(
+            "a server of a cluster needs a port that clients and other servers reach: set port or tls-port"
+        );
+    }
+    if address.port == 0 && !settings.tls_cluster {
+        bail!(
+            "without port, other servers reach this one by TLS: set tls-cluster yes on all of them"
+        );
+    }
     let node = node_id(&settings.dir)?;
     let role = match settings.cluster_replica {
         ClusterReplica::No => ServerRole::Owner,

@@ -348,19 +348,19 @@ impl Agent {
         let mut flushed = Vec::new();
         for (shard, lsn) in self.adopted.clone() {
             match taking::flush(&self.own, shard, lsn).await {
-                Some(reached) if reached >= lsn => flushed.push(shard),
+                Some(progress) if progress.is_done => flushed.push((shard, progress.stored)),
                 Some(_) => {}
                 None => drop(self.adopted.remove(&shard)),
             }
         }
         let life = self.life();
-        let is_listed = |shard: &u16| {
+        let is_listed = |(shard, _): &(u16, Lsn)| {
             let entry = map.shards().get(usize::from(*shard));
             entry.is_some_and(|it| {
                 it.owner == Some(life) && !(it.is_begun && it.journals.len() == 1)
             })
         };
-        for shard in &flushed {
+        for (shard, _) in &flushed {
             self.adopted.remove(shard);
         }
         flushed.retain(is_listed);
@@ -368,7 +368,10 @@ impl Agent {
             return Ok(());
         }
         self.change("dropping journals that are flushed", |draft| {
-            flushed.iter().try_for_each(|shard| draft.note_flushed(*shard, life))
+            flushed.iter().try_for_each(|(shard, stored)| {
+                draft.note_flushed(*shard, life)?;
+                draft.note_stored(*shard, life, *stored)
+            })
         })
         .await
     }

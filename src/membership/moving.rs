@@ -228,14 +228,18 @@ async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
         }
         return Err(error.context("the shard stays here"));
     }
+    let stored = detached.stored();
     if let Err(error) = detached.close(&journal).await {
         // All its rows are stored all the same.
         tracing::warn!(shard, "its engine did not close: {error:#}");
     }
     let life = own.seat.life();
-    let given = own.seat.amend(|draft| match to {
-        Some(to) => draft.give(shard, life, to),
-        None => draft.park(shard, life),
+    let given = own.seat.amend(|draft| {
+        draft.note_stored(shard, life, stored)?;
+        match to {
+            Some(to) => draft.give(shard, life, to),
+            None => draft.park(shard, life),
+        }
     });
     match given.await? {
         Ok(map) => {

@@ -13,8 +13,9 @@ pub(super) async fn take(own: Seated, entries: Vec<MapShard>) -> Result<ShardCha
     let life = own.seat.life();
     let given = |entry: &MapShard| {
         let others = entry.journals.iter().copied().filter(|journal| *journal != life);
-        let (journals, is_begun) = (others.collect(), entry.is_begun);
-        (GivenShard { id: entry.id, journals, is_begun }, entry.since)
+        let (id, journals) = (entry.id, others.collect());
+        let (is_begun, stored) = (entry.is_begun, entry.stored);
+        (GivenShard { id, journals, is_begun, stored }, entry.since)
     };
     let given: Vec<_> = entries.iter().map(given).collect();
     let taken = own.seat.take(&given).await?;
@@ -36,8 +37,19 @@ pub(super) async fn take(own: Seated, entries: Vec<MapShard>) -> Result<ShardCha
     Ok(ShardChange::Taken { up_to: adopted.filter(|_| !is_whole), refused })
 }
 
-/// Has a shard flushed soon up to an lsn, and returns the lsn up to which everything is; `None`: it is not here.
-pub(super) async fn flush(own: &Seated, shard: u16, up_to: Lsn) -> Option<Lsn> {
-    let urge = move |worker: Rc<Worker>| async move { worker.urge_flush(shard, up_to) };
+/// The progress of an engine.
+pub(super) struct FlushProgress {
+    /// True if no record up to the lsn is needed any more.
+    pub(super) is_done: bool,
+    /// The lsn up to which it has stored everything for sure.
+    pub(super) stored: Lsn,
+}
+
+/// Has a shard flushed soon up to an lsn; `None`: it is not here.
+pub(super) async fn flush(own: &Seated, shard: u16, up_to: Lsn) -> Option<FlushProgress> {
+    let urge = move |worker: Rc<Worker>| async move {
+        let (reached, stored) = (worker.urge_flush(shard, up_to)?, worker.stored_of(shard)?);
+        Some(FlushProgress { is_done: reached >= up_to, stored })
+    };
     on_worker(own, shard, urge).await.ok()?
 }

@@ -114,7 +114,7 @@ impl Worker {
     }
 
     /// Has the rows of a shard flushed as soon as possible, up to an lsn. Returns the lsn up to which
-    /// everything is flushed; `None`: the shard is not here.
+    /// everything is flushed, the greatest one if nothing is left; `None`: the shard is not here.
     pub(crate) fn urge_flush(&self, id: u16, up_to: Lsn) -> Option<Lsn> {
         let partition = self.partition.borrow();
         let whole = |shard: &Shard| shard.unflushed_ops() == 0;
@@ -126,6 +126,11 @@ impl Worker {
             None => urged.remove(&id),
         };
         flushed
+    }
+
+    /// Returns the lsn up to which a shard's engine has stored everything for sure; `None`: it is not here.
+    pub(crate) fn stored_of(&self, id: u16) -> Option<Lsn> {
+        self.partition.borrow().shards.get(&id).map(Shard::flushed)
     }
 
     /// Returns the lsn up to which others wait for a shard to be flushed.

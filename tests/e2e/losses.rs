@@ -32,7 +32,7 @@ fn the_others_serve_the_shards_of_a_server_whose_journal_is_given_up() {
     let ids: Vec<String> = servers.iter().map(|it| asked(it, ["CLUSTER", "MYID"])).collect();
     let (lost, kept) = (life_of(&map, &ids[0]), life_of(&map, &ids[1]));
     let number = lost.to_string();
-    let (_, why) = cluster.refused(&["give-up", &kept.to_string(), "--lose-writes"]);
+    let why = cluster.told(&["give-up", &kept.to_string(), "--lose-writes"]);
     assert!(why.contains("nothing to give up"), "{why}");
     let (_, why) = cluster.refused(&["give-up", "99", "--lose-writes"]);
     assert!(why.contains("has no life 99"), "{why}");
@@ -79,7 +79,7 @@ fn a_cluster_starts_again_without_a_journal_that_is_given_up_while_no_server_run
     assert!(why.contains("is missing") && why.contains(&format!("give-up {life}")), "{why}");
     // It may come back until then.
     fs::rename(cluster.bucket.path().join("away"), journal(&cluster, life)).expect("renamed");
-    let (_, why) = cluster.refused(&["give-up", &number, "--lose-writes"]);
+    let why = cluster.told(&["give-up", &number, "--lose-writes"]);
     assert!(why.contains("nothing to give up"), "{why}");
     fs::remove_dir_all(journal(&cluster, life)).expect("removed");
     cluster.told(&["give-up", &number, "--lose-writes"]);

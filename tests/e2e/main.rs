@@ -61,6 +61,7 @@ mod tls;
 mod tracking;
 mod transactions;
 mod undeclared;
+mod unmounted;
 mod upgrade;
 mod whole;
 mod zsets;

@@ -38,7 +38,8 @@ impl GiveUpArguments {
         let losses = LossStore::open(options).await?;
         let loss = losses.look(life).await?;
         if loss.condition == JournalCondition::Whole {
-            bail!("the journal of life {life} can be read to its end: there is nothing to give up");
+            say!("the journal of life {life} can be read to its end: there is nothing to give up");
+            return Ok(());
         }
         if answers(&map, &loss.member).await {
             bail!(

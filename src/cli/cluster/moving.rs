@@ -233,7 +233,14 @@ impl DrainArguments {
 /// Lets a server leave, and returns its life.
 fn leave(draft: &mut MapDraft, node: &str) -> Result<Life, MoveRefusal> {
     let map = draft.map();
-    let life = find(map, node).map_err(MoveRefusal::Because)?.life;
+    let member = find(map, node).map_err(MoveRefusal::Because)?;
+    if member.is_replica() {
+        return Err(MoveRefusal::Because(anyhow!(
+            "{} is a replica, and owns no shard",
+            named(member)
+        )));
+    }
+    let life = member.life;
     let mut others = map.balance().into_iter().filter(|one| one.life != life);
     let stays = |life: Life| map.member(life).is_some_and(|member| member.takes_shards());
     let is_standby = |it: &MapMember| it.state == MemberState::Open && it.stands_by();

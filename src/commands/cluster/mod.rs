@@ -249,7 +249,9 @@ const CHANGE: Spec = Spec { flags: CHANGES, run: Handler::Session(refuse), ..SUB
 
 /// Common declaration of those that only servers of the cluster send: each proves that it is one.
 const OF_SERVERS: Spec = Spec {
-    flags: flag!(LOADING | STALE | NO_AUTH | FAST | ALLOW_BUSY | SKIP_MONITOR | SKIP_SLOWLOG),
+    flags: flag!(
+        LOADING | STALE | NO_AUTH | FAST | ALLOW_BUSY | PAUSELESS | SKIP_MONITOR | SKIP_SLOWLOG
+    ),
     ..SUB
 };
 

@@ -572,7 +572,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) Where N is the number of paused clients",
         summary: "Ends the wait that PAUSE began.",
         arity: 2,
-        flags: ANY_TIME.union(flag!(ADMIN | ENDS_PAUSE)),
+        flags: ANY_TIME.union(flag!(ADMIN | PAUSELESS)),
         run: Handler::Session(unpause),
         ..Spec::NEW
     },

@@ -223,7 +223,9 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if let Some(kind) = cx.node.code.scripts.running.busy().filter(|_| !has(b"nosave")) {
             return Err(kind.busy_text().into());
         }
-        if has(b"save") && take_new(cx.node).await.is_err() {
+        // A server of a cluster has no checkpoints.
+        let to_save = has(b"save") && cx.node.cluster.is_none();
+        if to_save && take_new(cx.node).await.is_err() && !has(b"force") {
             return Err(NOT_STOPPED.into());
         }
         tracing::info!(client = %cx.session.client.addr, "SHUTDOWN by a client");

@@ -25,9 +25,11 @@ fn put_servers(text: &mut MetricsText, cluster: &Cluster, map: &ClusterMap) {
     let suspected = others.iter().filter(|it| sight.is_watched(it.life)).count();
     let open = map.members().iter().filter(|it| it.state == MemberState::Open);
     let leaving = open.clone().filter(|it| it.leaving).count();
+    let replicas = open.clone().filter(|it| it.is_replica()).count();
     text.gauge("cluster_servers", "Servers of the cluster, by state; one may be in several.");
     for (state, count) in [
         ("open", open.count()),
+        ("replica", replicas),
         ("leaving", leaving),
         ("silent", silent),
         ("suspected", suspected),
@@ -39,10 +41,13 @@ fn put_servers(text: &mut MetricsText, cluster: &Cluster, map: &ClusterMap) {
 
 fn put_shards(text: &mut MetricsText, cluster: &Cluster, map: &ClusterMap) {
     let count = |is: fn(&MapShard) -> bool| map.shards().iter().filter(|shard| is(shard)).count();
+    let is_silent = |it: &&MapShard| it.owner.is_some_and(|life| !cluster.is_connected(life));
+    let silent = map.shards().iter().filter(is_silent).count();
     text.gauge("cluster_shards", "Shards of the cluster, by state; one may be in several.");
     for (state, count) in [
         ("all", map.shards().len()),
         ("parked", count(|it| it.owner.is_none())),
+        ("silent", silent),
         ("pinned", count(|it| it.is_pinned)),
         ("moving", count(|it| it.moving_to.is_some())),
         ("unflushed", count(|it| it.journals.len() > usize::from(it.owner.is_some()))),

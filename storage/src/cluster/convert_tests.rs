@@ -81,7 +81,12 @@ impl Owner {
         let (directory, seat) = joined.unwrap();
         let map = seat.maps().newest().await.unwrap().unwrap();
         let given = map.owned_by(seat.life()).map(|shard| {
-            let given = GivenShard { id: shard.id, journals: vec![], is_begun: shard.is_begun };
+            let given = GivenShard {
+                id: shard.id,
+                journals: vec![],
+                is_begun: shard.is_begun,
+                stored: shard.stored,
+            };
             (given, shard.since)
         });
         let given: Vec<_> = given.collect();

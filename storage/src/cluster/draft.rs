@@ -4,6 +4,7 @@
 use super::libraries::LibrariesId;
 use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
+use crate::journal::Lsn;
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -109,6 +110,7 @@ impl MapDraft {
             journals: Vec::new(),
             since: 1,
             is_begun: false,
+            stored: 0,
             moving_to: None,
             is_pinned: false,
         };
@@ -376,6 +378,17 @@ impl MapDraft {
             return Err(MapRefusal::NoChange);
         }
         (entry.journals, entry.is_begun) = (vec![life], true);
+        Ok(())
+    }
+
+    /// Notes that the engine of a shard has stored everything up to an lsn.
+    ///
+    /// # Errors
+    /// If `life` does not own it.
+    pub fn note_stored(&mut self, shard: u16, life: Life, lsn: Lsn) -> Result<(), MapRefusal> {
+        self.owned(shard, life)?;
+        let entry = &mut self.map.shards[usize::from(shard)];
+        entry.stored = entry.stored.max(lsn);
         Ok(())
     }
 

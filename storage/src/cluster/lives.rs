@@ -74,7 +74,15 @@ impl SealedLife {
         if is_begun && BucketJournal::newest(&place, &options).await? == 0 {
             return Err(missing());
         }
-        let recovery = BucketJournal::recover(place.clone(), options).await?;
+        let recovery = match BucketJournal::recover(place.clone(), options.clone()).await {
+            // Its process has died while it joined; or the journal is given up, and the process has slept and
+            // put another object since. Nothing in it counts.
+            Err(JournalError::Corrupt { .. }) if !is_begun => {
+                BucketJournal::cut_off(&place, &options).await?;
+                BucketJournal::recover(place.clone(), options).await?
+            }
+            recovered => recovered?,
+        };
         if is_begun && !recovery.has_objects() {
             return Err(missing());
         }

@@ -2,6 +2,7 @@
 
 use super::libraries::LibrariesId;
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeId};
+use crate::journal::Lsn;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -50,6 +51,9 @@ pub struct MapShard {
     pub since: u64,
     /// True once an owner has stored something in its engine: its files must be there.
     pub is_begun: bool,
+    /// The lsn up to which its engine has stored everything, at least: one with less is an older copy.
+    #[serde(default)]
+    pub stored: Lsn,
     /// The life to which the owner is to give it.
     pub moving_to: Option<Life>,
     /// True if a user wants it at `moving_to`, or else at its owner: balance leaves it there. It ends

@@ -54,6 +54,8 @@ impl ShardTaker {
         let mut groups: BTreeMap<&[Life], Vec<OpenedShard>> = BTreeMap::new();
         for entry in entries.iter().rev() {
             let last = opened.pop().context("a shard was not opened")?;
+            let listed = entry.journals.iter().filter_map(|life| Some(&journals.get(life)?.2));
+            last.check_age(&self.store, entry.stored, listed)?;
             groups.entry(&entry.journals).or_default().push(last);
         }
         for (lives, group) in groups {
@@ -77,12 +79,9 @@ impl ShardTaker {
     ) -> Result<Vec<Shard>> {
         let end = journals.iter().map(|journal| journal.end()).max().unwrap_or(0);
         for one in &opened {
-            let (applied, end) = (one.applied(), end.max(one.applied()));
+            let end = end.max(one.applied());
             if one.control.reaches > end {
                 bail!("shard {} has rows of records that are in no journal of the map", one.id);
-            }
-            for journal in journals {
-                journal.check_shard(one.id, applied)?;
             }
         }
         let mut applied: Vec<Lsn> = opened.iter().map(OpenedShard::applied).collect();

@@ -35,6 +35,8 @@ mod losses_tests;
 mod map;
 mod member;
 mod mirroring;
+#[cfg(test)]
+mod older_tests;
 mod seat;
 #[cfg(test)]
 mod seat_tests;

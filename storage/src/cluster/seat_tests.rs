@@ -63,7 +63,7 @@ fn number(value: &Value) -> u64 {
 }
 
 impl TestServer {
-    async fn join(store: &Place, node: u8) -> Self {
+    pub(super) async fn join(store: &Place, node: u8) -> Self {
         Self::try_join(store, node).await.unwrap()
     }
 
@@ -105,7 +105,15 @@ impl TestServer {
             let journals: Vec<Life> = journals.into_iter().filter(|it| *it != life).collect();
             let given = |shard: &MapShard| {
                 let journals = journals.clone();
-                (GivenShard { id: shard.id, journals, is_begun: shard.is_begun }, shard.since)
+                (
+                    GivenShard {
+                        id: shard.id,
+                        journals,
+                        is_begun: shard.is_begun,
+                        stored: shard.stored,
+                    },
+                    shard.since,
+                )
             };
             let given: Vec<_> = group.iter().map(given).collect();
             for taken in self.seat.take(&given).await? {
@@ -215,7 +223,11 @@ impl TestServer {
         let life = self.seat.life();
         if self.adopted.get(&id).is_some_and(|lsn| flushed >= *lsn) {
             self.adopted.remove(&id);
-            drop(self.seat.amend(|draft| draft.note_flushed(id, life)).await?);
+            let noted = self.seat.amend(|draft| {
+                draft.note_flushed(id, life)?;
+                draft.note_stored(id, life, flushed)
+            });
+            drop(noted.await?);
         }
         Ok(())
     }
@@ -228,12 +240,16 @@ impl TestServer {
     pub(super) async fn try_give(&mut self, id: u16, to: Option<Life>) -> anyhow::Result<()> {
         let mut detached = self.partition.detach(id).unwrap();
         detached.flush(&self.journal).await?;
+        let stored = detached.stored();
         detached.close(&self.journal).await?;
         self.adopted.remove(&id);
         let life = self.seat.life();
-        let given = self.seat.amend(|draft| match to {
-            Some(to) => draft.give(id, life, to),
-            None => draft.park(id, life),
+        let given = self.seat.amend(|draft| {
+            draft.note_stored(id, life, stored)?;
+            match to {
+                Some(to) => draft.give(id, life, to),
+                None => draft.park(id, life),
+            }
         });
         given.await??;
         Ok(())
@@ -457,7 +473,8 @@ async fn a_late_taker_closes_no_engine_of_a_later_owner() {
     owner.take_over(late.seat.life(), &[owner.seat.life()]).await;
     owner.take().await;
     let shard = &map.shards()[0];
-    let given = GivenShard { id: 0, journals: Vec::new(), is_begun: shard.is_begun };
+    let given =
+        GivenShard { id: 0, journals: Vec::new(), is_begun: shard.is_begun, stored: shard.stored };
     let refused =
         late.seat.take(&[(given, shard.since)]).await.err().map(|error| error.to_string());
     assert!(refused.as_ref().is_some_and(|why| why.contains("another server")), "{refused:?}");

@@ -14,7 +14,7 @@ use crate::control::Control;
 use crate::directory::{EngineOpener, Manifest, OpenOptions, StartReplay, outdated, shard_place};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Claim, Engine};
-use crate::journal::{BucketJournal, Journal, Lsn};
+use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
 use crate::place::Place;
 use crate::shard::Shard;
 use anyhow::{Context, Result, bail};
@@ -35,6 +35,8 @@ pub struct GivenShard {
     pub journals: Vec<Life>,
     /// True if an owner has stored something in its engine, so that this must exist.
     pub is_begun: bool,
+    /// The lsn up to which its engine has stored everything, at least.
+    pub stored: Lsn,
 }
 
 /// A shard that was taken, and may be served once its adoption is durable and the lives before this
@@ -109,6 +111,10 @@ impl ShardTaker {
             journals.push(journal);
         }
         let opened = self.open(given, is_mine).await?;
+        for (one, given) in opened.iter().zip(given) {
+            let recovered = journals.iter().map(|journal| journal.recovered());
+            one.check_age(&self.store, given.stored, recovered)?;
+        }
         let stale = opened
             .iter()
             .map(|one| (one.engine.clone(), outdated(&one.control, one.id, &self.manifest)));
@@ -220,6 +226,27 @@ impl OpenedShard {
     /// Returns the lsn up to which the engine has all records.
     pub(super) fn applied(&self) -> Lsn {
         self.control.applied.max(self.control.complete.unwrap_or(0))
+    }
+
+    /// Checks that the engine is not an older copy: it has stored everything up to the lsn `stored`, as the map
+    /// says, and what the owners of these journals have dropped.
+    pub(super) fn check_age<'a>(
+        &self,
+        store: &Place,
+        stored: Lsn,
+        journals: impl Iterator<Item = &'a Recovered>,
+    ) -> Result<()> {
+        let (id, applied) = (self.id, self.control.applied);
+        if applied < stored {
+            bail!(
+                "{store}/shard-{id} is an older copy: it holds lsn {applied}, and held {stored} before; put \
+                 the newer files back"
+            );
+        }
+        for journal in journals {
+            journal.check_shard(id, applied)?;
+        }
+        Ok(())
     }
 
     /// Returns the greatest lsn of which the engine may have rows.

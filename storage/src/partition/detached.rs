@@ -1,7 +1,7 @@
 //! A shard that belongs to no partition: it comes from one, and can be attached again, or be closed.
 
 use crate::control::{complete_row, presence_key};
-use crate::journal::Journal;
+use crate::journal::{Journal, Lsn};
 use crate::materialise::hand_over;
 use crate::shard::Shard;
 use crate::store::RemovedEntries;
@@ -30,6 +30,11 @@ impl DetachedShard {
     /// Returns the shard's number.
     pub fn id(&self) -> u16 {
         self.shard.id
+    }
+
+    /// Returns the lsn up to which its engine has stored everything.
+    pub fn stored(&self) -> Lsn {
+        self.shard.flushed()
     }
 
     /// Takes the entries that were in memory, to be dropped elsewhere.

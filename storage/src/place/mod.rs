@@ -1,5 +1,6 @@
 //! Places of data: each is a root in an object store, named by a URL.
 
+mod anchored;
 mod changes;
 mod cloud;
 mod files;
@@ -24,6 +25,7 @@ pub(crate) use preflight::cause;
 pub(crate) use requests::{AskLimits, StoreAway, ask};
 pub(crate) use shared::{SHARED, Share, Shares};
 
+use anchored::Anchored;
 use anyhow::{Context, Result, bail};
 use metered::Metered;
 use object_store::ObjectStore;
@@ -119,7 +121,7 @@ impl Place {
         let root = Path::from_absolute_path(dir).with_context(|| dir.to_owned())?;
         // A bucket has no directories.
         let files = LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true);
-        let files = Arc::new(files);
+        let files = Arc::new(Anchored::new(files, dir));
         Ok(Self::within(files, root, format!("bucket+file://{dir}")))
     }
 
