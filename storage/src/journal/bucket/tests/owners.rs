@@ -1,6 +1,7 @@
 //! The lease: at no time do two processes believe that they own the data.
 
 use super::*;
+use crate::journal::JournalCondition;
 use crate::lease::{Lease, Unconfirmed};
 use futures::future::join_all;
 use std::sync::Mutex;
@@ -120,6 +121,9 @@ fn a_taker_waits_for_an_owner_whose_first_successor_stored_nothing() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let third = take_over(&sim.client(0)).await.unwrap();
         assert!(third.objects().next().is_none(), "objects of the owner are left");
+        // Nothing is lost: they are not needed.
+        let condition = BucketJournal::condition(&place(&old), &options(SyncMode::Always)).await;
+        assert!(third.has_objects() && condition.unwrap() == JournalCondition::Whole);
         assert!(third.outlived.is_some());
         third.wait_out_lease().await.unwrap();
         assert!(!lease.holds());
