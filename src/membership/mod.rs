@@ -101,6 +101,8 @@ struct Agent {
     /// which they must.
     adopted: BTreeMap<u16, Lsn>,
     suspicion: Suspicion,
+    /// The task that forgets ended lives.
+    forgetting: Option<JoinHandle<()>>,
     spreading: Spreading,
     /// Shards of others, on a replica.
     mirroring: Option<Mirroring>,
@@ -200,6 +202,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         again: BTreeMap::new(),
         adopted: BTreeMap::new(),
         suspicion,
+        forgetting: None,
         spreading,
         mirroring,
         looked,
@@ -274,7 +277,8 @@ impl Agent {
             mirroring.keep(&map);
         }
         self.suspect(&map).await?;
-        self.forget_ended(&map).await
+        self.forget_ended(&map);
+        Ok(())
     }
 
     /// Notes in the map that this server is at another address, as CONFIG SET may have changed it.
@@ -364,33 +368,26 @@ impl Agent {
         .await
     }
 
-    /// Takes ended lives from the map that no list names, and deletes the objects of their journals.
-    async fn forget_ended(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
-        let is_gone = |life: Life, state| state != MemberState::Open && !map.lists(life);
-        if !map.members().iter().any(|member| is_gone(member.life, member.state)) {
-            return Ok(());
+    /// Begins to delete the journals of ended lives that no list names, and to take these from the map.
+    fn forget_ended(&mut self, map: &Arc<ClusterMap>) {
+        let is_busy = self.forgetting.as_ref().is_some_and(|task| !task.is_finished());
+        if is_busy || map.ended().is_empty() {
+            return;
         }
-        let mut gone = Vec::new();
-        self.change("forgetting lives that have ended", |draft| {
-            gone = draft.forget()?;
-            Ok(())
-        })
-        .await?;
-        let newest = self.own.cluster.map();
-        gone.retain(|life| newest.is_forgotten(*life));
-        let seat = self.own.seat.clone();
-        seat.keep_listed(&newest);
-        self.own.node.background.spawn(async move {
-            for life in gone {
-                if let Err(error) = seat.remove_journal(life).await {
-                    tracing::warn!(life = life.0, "a journal is left behind: {error:#}");
+        let (seat, cluster, map) =
+            (self.own.seat.clone(), self.own.cluster.clone(), Arc::clone(map));
+        self.forgetting = Some(self.own.node.background.spawn(async move {
+            match seat.forget(&map).await {
+                Ok(newest) => cluster.learn(&newest),
+                Err(error) => {
+                    tracing::warn!("the journals of ended lives are left for now: {error:#}");
+                    tokio::time::sleep(TOLD).await;
                 }
             }
             if let Err(error) = seat.maps().prune().await {
                 tracing::warn!(%error, "old maps of the cluster are left behind");
             }
-        });
-        Ok(())
+        }));
     }
 
     /// Changes the map. A change that the newest map does not allow was overtaken.

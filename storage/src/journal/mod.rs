@@ -43,6 +43,8 @@ pub use bucket::{
     BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalCondition, JournalLook,
     JournalTail, TailStep,
 };
+#[cfg(test)]
+pub(crate) use bucket::OBJECT_HEADER;
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};

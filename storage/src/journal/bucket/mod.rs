@@ -37,6 +37,8 @@ use crate::place::Place;
 use object::{ObjectFloor, Position};
 
 pub use history::BucketView;
+#[cfg(test)]
+pub(crate) use object::OBJECT_HEADER;
 pub(super) use recovery::BucketPieces;
 pub use recovery::{BucketRecovery, JournalCondition, JournalLook};
 pub use tail::{JournalTail, TailStep};
