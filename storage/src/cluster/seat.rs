@@ -29,7 +29,7 @@ pub struct ClusterSeat {
     life: Life,
     maps: MapStore,
     libraries: LibraryStore,
-    journal: Arc<BucketJournal>,
+    pub(super) journal: Arc<BucketJournal>,
     journal_options: BucketOptions,
     taker: ShardTaker,
     /// Journals of ended lives that were read.

@@ -32,7 +32,6 @@ pub(super) const LEASE: Duration = Duration::from_millis(30);
 
 /// One life of a server.
 pub(super) struct TestServer {
-    pub(super) node: u8,
     pub(super) seat: ClusterSeat,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) partition: Partition,
@@ -84,7 +83,7 @@ impl TestServer {
         let (directory, seat) = joined?;
         let journal = directory.journal.clone();
         let partition = directory.into_partitions(1, 1).0.remove(0);
-        Ok(Self { node, seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() })
+        Ok(Self { seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() })
     }
 
     pub(super) async fn map(&self) -> Arc<ClusterMap> {
