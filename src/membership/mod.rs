@@ -342,6 +342,10 @@ impl Agent {
     async fn unlist_flushed(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
         let mut flushed = Vec::new();
         for (shard, lsn) in self.adopted.clone() {
+            // One that is being given away may stay.
+            if self.busy.contains(&shard) {
+                continue;
+            }
             match taking::flush(&self.own, shard, lsn).await {
                 Some(reached) if reached >= lsn => flushed.push(shard),
                 Some(_) => {}
@@ -363,7 +367,9 @@ impl Agent {
             return Ok(());
         }
         self.change("dropping journals that are flushed", |draft| {
-            flushed.iter().try_for_each(|shard| draft.note_flushed(*shard, life))
+            // A shard that the newest map does not allow keeps no other one listed.
+            let noted = flushed.iter().filter(|shard| draft.note_flushed(**shard, life).is_ok());
+            if noted.count() > 0 { Ok(()) } else { Err(MapRefusal::NoChange) }
         })
         .await
     }
@@ -448,6 +454,7 @@ impl Agent {
                 }
             }
             Ok(ShardChange::Given) => {
+                self.adopted.retain(|shard, _| !shards.contains(shard));
                 let given = &self.own.cluster.sight.given;
                 given.fetch_add(shards.len() as u64, Ordering::Relaxed);
             }

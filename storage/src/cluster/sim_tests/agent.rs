@@ -150,6 +150,10 @@ async fn unlist_flushed(server: &SimServer, map: &ClusterMap) -> Result<()> {
     let mut flushed = Vec::new();
     let adopted = server.adopted.borrow().clone();
     for (id, lsn) in adopted {
+        // One that is being given away may stay.
+        if server.busy.borrow().contains(&id) {
+            continue;
+        }
         match server.flushed(id) {
             Some(reached) if reached >= lsn => flushed.push(id),
             Some(_) => {}
@@ -167,8 +171,11 @@ async fn unlist_flushed(server: &SimServer, map: &ClusterMap) -> Result<()> {
     if flushed.is_empty() {
         return Ok(());
     }
-    let noted =
-        change(server, |draft| flushed.iter().try_for_each(|id| draft.note_flushed(*id, life)));
+    let noted = change(server, |draft| {
+        // A shard that the newest map does not allow keeps no other one listed.
+        let noted = flushed.iter().filter(|id| draft.note_flushed(**id, life).is_ok());
+        if noted.count() > 0 { Ok(()) } else { Err(MapRefusal::NoChange) }
+    });
     noted.await.map(drop)
 }
 
