@@ -103,6 +103,8 @@ struct Agent {
     /// which they must.
     adopted: BTreeMap<u16, Lsn>,
     suspicion: Suspicion,
+    /// The task that forgets ended lives.
+    forgetting: Option<JoinHandle<()>>,
     spreading: Spreading,
     /// Shards of others, on a replica.
     mirroring: Option<Mirroring>,
@@ -204,6 +206,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         again: BTreeMap::new(),
         adopted: BTreeMap::new(),
         suspicion,
+        forgetting: None,
         spreading,
         mirroring,
         has_seen_owner: false,
@@ -283,7 +286,8 @@ impl Agent {
         }
         self.suspect(&map).await?;
         self.succeed(&map).await?;
-        self.forget_ended(&map).await
+        self.forget_ended(&map);
+        Ok(())
     }
 
     /// Notes in the map that this server is at another address, as CONFIG SET may have changed it.
@@ -347,6 +351,10 @@ impl Agent {
     async fn unlist_flushed(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
         let mut flushed = Vec::new();
         for (shard, lsn) in self.adopted.clone() {
+            // One that is being given away may stay.
+            if self.busy.contains(&shard) {
+                continue;
+            }
             match taking::flush(&self.own, shard, lsn).await {
                 Some(progress) if progress.is_done => flushed.push((shard, progress.stored)),
                 Some(_) => {}
@@ -368,41 +376,36 @@ impl Agent {
             return Ok(());
         }
         self.change("dropping journals that are flushed", |draft| {
-            flushed.iter().try_for_each(|(shard, stored)| {
-                draft.note_flushed(*shard, life)?;
-                draft.note_stored(*shard, life, *stored)
-            })
+            // A shard that the newest map does not allow keeps no other one listed.
+            let noted = flushed.iter().filter(|(shard, stored)| {
+                draft.note_flushed(*shard, life).is_ok()
+                    && draft.note_stored(*shard, life, *stored).is_ok()
+            });
+            if noted.count() > 0 { Ok(()) } else { Err(MapRefusal::NoChange) }
         })
         .await
     }
 
-    /// Takes ended lives from the map that no list names, and deletes the objects of their journals.
-    async fn forget_ended(&mut self, map: &ClusterMap) -> anyhow::Result<()> {
-        let is_gone = |life: Life, state| state != MemberState::Open && !map.lists(life);
-        if !map.members().iter().any(|member| is_gone(member.life, member.state)) {
-            return Ok(());
+    /// Begins to delete the journals of ended lives that no list names, and to take these from the map.
+    fn forget_ended(&mut self, map: &Arc<ClusterMap>) {
+        let is_busy = self.forgetting.as_ref().is_some_and(|task| !task.is_finished());
+        if is_busy || map.ended().is_empty() {
+            return;
         }
-        let mut gone = Vec::new();
-        self.change("forgetting lives that have ended", |draft| {
-            gone = draft.forget()?;
-            Ok(())
-        })
-        .await?;
-        let newest = self.own.cluster.map();
-        gone.retain(|life| newest.is_forgotten(*life));
-        let seat = self.own.seat.clone();
-        seat.keep_listed(&newest);
-        self.own.node.background.spawn(async move {
-            for life in gone {
-                if let Err(error) = seat.remove_journal(life).await {
-                    tracing::warn!(life = life.0, "a journal is left behind: {error:#}");
+        let (seat, cluster, map) =
+            (self.own.seat.clone(), self.own.cluster.clone(), Arc::clone(map));
+        self.forgetting = Some(self.own.node.background.spawn(async move {
+            match seat.forget(&map).await {
+                Ok(newest) => cluster.learn(&newest),
+                Err(error) => {
+                    tracing::warn!("the journals of ended lives are left for now: {error:#}");
+                    tokio::time::sleep(TOLD).await;
                 }
             }
             if let Err(error) = seat.maps().prune().await {
                 tracing::warn!(%error, "old maps of the cluster are left behind");
             }
-        });
-        Ok(())
+        }));
     }
 
     /// Changes the map. A change that the newest map does not allow was overtaken.
@@ -463,6 +466,7 @@ impl Agent {
                 }
             }
             Ok(ShardChange::Given) => {
+                self.adopted.retain(|shard, _| !shards.contains(shard));
                 let given = &self.own.cluster.sight.given;
                 given.fetch_add(shards.len() as u64, Ordering::Relaxed);
             }

@@ -75,7 +75,6 @@ impl Agent {
 
     fn begin_giving(&mut self, shard: u16, to: Option<Life>) {
         self.busy.insert(shard);
-        self.adopted.remove(&shard);
         let giving = give(self.own.clone(), shard, to);
         self.tasks.spawn(async move { Handled { shards: vec![shard], outcome: giving.await } });
     }

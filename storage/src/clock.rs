@@ -40,6 +40,9 @@ enum TimeSource {
     /// The system clock, and the monotonic clock since a moment.
     System(Instant),
     Manual(Arc<ManualTime>),
+    /// The clocks of a simulation: the wall clock is ahead by some microseconds.
+    #[cfg(test)]
+    Simulated(u64),
 }
 
 /// A time that tests set.
@@ -73,6 +76,8 @@ impl TimeSource {
                 .duration_since(std::time::UNIX_EPOCH)
                 .map_or(0, |d| d.as_micros() as u64),
             Self::Manual(time) => time.wall_us.load(Ordering::Relaxed),
+            #[cfg(test)]
+            Self::Simulated(ahead) => ahead + crate::simulated::time().unwrap().as_micros() as u64,
         }
     }
 
@@ -80,6 +85,8 @@ impl TimeSource {
         match self {
             Self::System(since) => since.elapsed().as_micros() as u64,
             Self::Manual(time) => time.elapsed_us.load(Ordering::Relaxed),
+            #[cfg(test)]
+            Self::Simulated(_) => crate::simulated::elapsed().as_micros() as u64,
         }
     }
 }
@@ -88,6 +95,13 @@ impl Clock {
     /// Creates a clock on a time that tests set.
     pub fn manual(time: Arc<ManualTime>) -> Self {
         let inner = Inner { source: TimeSource::Manual(time), ..Inner::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Creates the clock of a process in a simulation, the wall clock of which is so much ahead.
+    #[cfg(test)]
+    pub(crate) fn simulated(ahead_us: u64) -> Self {
+        let inner = Inner { source: TimeSource::Simulated(ahead_us), ..Inner::default() };
         Self { inner: Arc::new(inner) }
     }
 

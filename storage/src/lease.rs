@@ -34,6 +34,10 @@ pub struct BootTime(u64);
 
 impl BootTime {
     pub fn now() -> Self {
+        #[cfg(test)]
+        if let Some(time) = crate::simulated::time() {
+            return Self(nanos(time));
+        }
         let time = clock_gettime(ClockId::Boottime);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         Self(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))

@@ -43,6 +43,8 @@ pub mod reopen;
 mod resolved;
 pub mod scan;
 pub mod shard;
+#[cfg(test)]
+pub(crate) mod simulated;
 pub mod slot;
 pub mod store;
 mod table;

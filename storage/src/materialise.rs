@@ -20,6 +20,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(test)]
+use crate::simulated::spawn_blocking;
+#[cfg(not(test))]
+use tokio::task::spawn_blocking;
+
 /// Batches that are prepared while one is written.
 const BATCHES_AHEAD: usize = 2;
 
@@ -77,7 +82,7 @@ async fn write_batches(
     gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
 ) -> Result<u64> {
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
-    let gathering = tokio::task::spawn_blocking(move || {
+    let gathering = spawn_blocking(move || {
         // After a failed write the receiver is gone, and the remaining batches are dropped.
         gather(&mut |batch| drop(ready.blocking_send(batch)));
     });

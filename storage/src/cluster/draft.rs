@@ -417,19 +417,19 @@ impl MapDraft {
         Ok(())
     }
 
-    /// Takes all ended lives that no list names from the map, and returns them. Once the change
-    /// counts, the objects of their journals may be deleted, without the seals (rules 7, 25, 26).
+    /// Takes lives from the map that have ended, and that no list names. The objects of their journals
+    /// were deleted before, without the seals (rule 7): else nobody would know that they are left.
     ///
     /// # Errors
-    /// If there are none.
-    pub fn forget(&mut self) -> Result<Vec<Life>, MapRefusal> {
-        let is_gone = |m: &&MapMember| m.state != MemberState::Open && !self.map.lists(m.life);
-        let gone: Vec<Life> = self.map.members.iter().filter(is_gone).map(|m| m.life).collect();
+    /// If none of them is there any more.
+    pub fn forget(&mut self, lives: &[Life]) -> Result<(), MapRefusal> {
+        let mut gone = self.map.ended();
+        gone.retain(|life| lives.contains(life));
         if gone.is_empty() {
             return Err(MapRefusal::NoChange);
         }
         self.map.members.retain(|member| !gone.contains(&member.life));
-        Ok(gone)
+        Ok(())
     }
 
     /// Replaces the libraries of functions: the caller has made those of the object `to` from those of

@@ -137,11 +137,11 @@ impl ClusterMap {
         self.shards.iter().any(|shard| shard.journals.contains(&life))
     }
 
-    /// Returns true if the objects of a life's journal, without its seal, may be deleted: the life
-    /// was in an earlier map, was ended, and no list names it (rules 25 and 26). Of a life that
-    /// this map does not know *yet* it says false.
-    pub fn is_forgotten(&self, life: Life) -> bool {
-        (1..self.next_life).contains(&life.0) && self.member(life).is_none()
+    /// Returns the lives that have ended, and that no list names. None will ever name them, so the
+    /// objects of their journals, without the seals, may be deleted (rules 25 and 26).
+    pub fn ended(&self) -> Vec<Life> {
+        let is_gone = |m: &&MapMember| m.state != MemberState::Open && !self.lists(m.life);
+        self.members.iter().filter(is_gone).map(|member| member.life).collect()
     }
 
     /// Returns its fields for people and scripts, without the secret.

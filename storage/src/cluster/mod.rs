@@ -21,8 +21,6 @@ mod contents;
 mod convert;
 #[cfg(test)]
 mod convert_tests;
-#[cfg(test)]
-mod death_tests;
 mod draft;
 mod following;
 #[cfg(test)]
@@ -40,6 +38,8 @@ mod older_tests;
 mod seat;
 #[cfg(test)]
 mod seat_tests;
+#[cfg(test)]
+mod sim_tests;
 mod store;
 mod taking;
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub struct ClusterSeat {
     life: Life,
     maps: MapStore,
     libraries: LibraryStore,
-    journal: Arc<BucketJournal>,
+    pub(super) journal: Arc<BucketJournal>,
     journal_options: BucketOptions,
     taker: ShardTaker,
     /// Journals of ended lives that were read.
@@ -135,11 +135,6 @@ impl ClusterSeat {
 
     fn sealed(&self) -> std::sync::MutexGuard<'_, BTreeMap<Life, Arc<SealedLife>>> {
         self.sealed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Drops what is kept of the journals of lives that no list of a map names.
-    pub fn keep_listed(&self, map: &ClusterMap) {
-        self.sealed().retain(|life, _| map.lists(*life));
     }
 
     /// Takes shards that the map `since` gives to this life, all with the same list of journals, and
@@ -261,14 +256,25 @@ impl ClusterSeat {
         }
     }
 
-    /// Deletes the journal of a life that no map names any more, but not its seals.
+    /// Deletes the journals of lives that have ended and that no list of a map names, but not their
+    /// seals, and then takes these lives from the map. In this order a process that ends in between
+    /// leaves nothing behind that others do not know of. Returns the newest map.
     ///
     /// # Errors
-    /// If some of its objects may be left.
-    pub async fn remove_journal(&self, life: Life) -> Result<()> {
-        self.sealed().remove(&life);
-        let place = journal_of(&self.store, life);
-        BucketJournal::remove_records(&place, &self.journal_options).await.map_err(Into::into)
+    /// If objects may be left: the call is to be repeated. See [`amend`](Self::amend).
+    pub async fn forget(&self, map: &ClusterMap) -> Result<Arc<ClusterMap>> {
+        self.sealed().retain(|life, _| map.lists(*life));
+        let gone = map.ended();
+        for life in &gone {
+            let place = journal_of(&self.store, *life);
+            let removed = BucketJournal::remove_records(&place, &self.journal_options).await;
+            removed.with_context(|| format!("deleting the journal of life {life}"))?;
+        }
+        match self.amend(|draft| draft.forget(&gone)).await? {
+            Ok(map) => Ok(map),
+            // Another server was faster.
+            Err(_) => self.maps.newest().await?.context("the cluster's map is gone"),
+        }
     }
 
     /// Returns true if this life has stored an object of its journal that was put at `moment` or later;

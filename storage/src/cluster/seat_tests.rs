@@ -9,10 +9,11 @@ use crate::checkpoint::offline_options;
 use crate::clock::Clock;
 use crate::directory::Location;
 use crate::journal::tests::sim_disk::Rng;
-use crate::journal::{Journal, Lsn};
+use crate::journal::{Journal, Lsn, OBJECT_HEADER};
 use crate::need::{Fault, Need};
 use crate::partition::Partition;
 use crate::place::Place;
+use crate::place::sim::{Client, Sim};
 use crate::slot::slot_of;
 use crate::value::{Str, Value};
 use futures::TryStreamExt;
@@ -20,6 +21,7 @@ use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Handle;
 
@@ -30,7 +32,6 @@ pub(super) const LEASE: Duration = Duration::from_millis(30);
 
 /// One life of a server.
 pub(super) struct TestServer {
-    pub(super) node: u8,
     pub(super) seat: ClusterSeat,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) partition: Partition,
@@ -81,7 +82,7 @@ impl TestServer {
         let (directory, seat) = joined?;
         let journal = directory.journal.clone();
         let partition = directory.into_partitions(1, 1).0.remove(0);
-        Ok(Self { node, seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() })
+        Ok(Self { seat, journal, partition, adopted: BTreeMap::new(), writes: Vec::new() })
     }
 
     pub(super) async fn map(&self) -> Arc<ClusterMap> {
@@ -403,18 +404,10 @@ async fn history(seed: u64) {
 
 /// Takes lives that nobody needs from the map, and deletes their journals.
 pub(super) async fn forget(seat: &ClusterSeat) {
-    let mut gone = Vec::new();
-    let forgotten = seat.amend(|draft| {
-        gone = draft.forget()?;
-        Ok(())
-    });
-    if let Ok(Ok(map)) = forgotten.await {
-        assert!(gone.iter().all(|life| map.is_forgotten(*life)));
-        seat.keep_listed(&map);
-        for life in gone {
-            let _ = seat.remove_journal(life).await;
-        }
-    }
+    let map = seat.maps().newest().await.unwrap().unwrap();
+    let gone = map.ended();
+    let map = seat.forget(&map).await.unwrap();
+    assert!(gone.iter().all(|life| map.member(*life).is_none()));
 }
 
 /// Runs the histories of some seeds on threads.
@@ -526,10 +519,41 @@ async fn a_forgotten_life_stays_sealed() {
     }
     forget(&heir.seat).await;
     let sealed = heir.seat.seal(life).await.unwrap();
-    assert_eq!((sealed.end(), heir.map().await.is_forgotten(life)), (0, true), "records are left");
+    assert_eq!((sealed.end(), heir.map().await.member(life)), (0, None), "records are left");
     world.zombies.push(former);
     world.disturb(3).await;
     world.check(&mut heir, 3).await;
+}
+
+/// Who ends while it deletes a journal leaves its life in the map: the next one goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_life_is_forgotten_only_once_its_journal_is_deleted() {
+    let mut world = World::new(6);
+    let sim = Sim::new(6);
+    let (client, dying) = (sim.client(0), sim.client(0));
+    let place = |client: &Arc<Client>| Place::within(client.clone(), "data".into(), "sim");
+    let mut former = TestServer::join(&place(&client), 0).await;
+    former.take().await;
+    world.fill(&mut former).await;
+    let life = former.seat.life();
+    drop(former);
+    let mut heir = TestServer::join(&place(&dying), 1).await;
+    heir.take_over(life, &[heir.seat.life()]).await;
+    heir.take().await;
+    for id in 0..SHARDS {
+        heir.flush(id).await;
+    }
+    let map = heir.map().await;
+    assert_eq!(map.ended(), [life]);
+    // It lists the objects, and deletes none.
+    dying.faults.store(100, Ordering::SeqCst);
+    let forgetting = tokio::time::timeout(Duration::from_millis(200), heir.seat.forget(&map));
+    assert!(!matches!(forgetting.await, Ok(Ok(_))));
+    let next = TestServer::join(&place(&client), 2).await;
+    assert_eq!(next.map().await.ended(), [life]);
+    forget(&next.seat).await;
+    let sizes = sim.sizes(&format!("data/lives/{:020}/", life.0)).await;
+    assert!(sizes.values().all(|bytes| *bytes == OBJECT_HEADER as u64), "{sizes:?}");
 }
 
 /// It has begun its journal, so it may have stored something there.

@@ -39,6 +39,8 @@ use bytes::Bytes;
 use crate::lease::Lease;
 use crate::slot::NotOwned;
 
+#[cfg(test)]
+pub(crate) use bucket::OBJECT_HEADER;
 pub use bucket::{
     BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalCondition, JournalLook,
     JournalTail, TailStep,

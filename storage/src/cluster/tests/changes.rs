@@ -71,7 +71,7 @@ fn a_new_cluster_has_parked_shards_only() {
     let map = empty(3);
     assert_eq!((map.number(), map.lease()), (1, Duration::from_secs(3)));
     assert_eq!(owners(&map), [None; 3]);
-    assert!(map.members().is_empty() && !map.is_forgotten(A));
+    assert!(map.members().is_empty());
     assert_ne!(map.secret(), empty(3).secret());
     assert!(!format!("{map:?}").contains(&String::from(map.secret().clone())));
     for (shards, lease_ms) in [(0, 3000), (3, 0)] {
@@ -298,7 +298,7 @@ fn wishes_end_with_the_life_that_they_name() {
 #[test]
 fn a_life_is_forgotten_once_it_is_ended_and_no_list_names_it() {
     let map = after(&three(), |draft| draft.seal(B, &[(2, A), (3, A)]).unwrap());
-    assert_eq!(refused(&map, MapDraft::forget), NoChange);
+    assert_eq!(refused(&map, |draft| draft.forget(&[A, B])), NoChange);
     assert_eq!(refused(&map, |draft| draft.note_flushed(2, B)), NotOwner { shard: 2, life: B });
     let map = after(&map, |draft| draft.note_flushed(0, A).unwrap());
     assert!(map.shards()[0].is_begun && !map.shards()[1].is_begun);
@@ -306,11 +306,11 @@ fn a_life_is_forgotten_once_it_is_ended_and_no_list_names_it() {
     let map = after(&map, |draft| draft.note_flushed(2, A).unwrap());
     assert!(map.lists(B) && map.shards()[2].since < map.number);
     let map = after(&map, |draft| draft.note_flushed(3, A).unwrap());
-    assert!(!map.lists(B) && !map.is_forgotten(B));
-    let map = after(&map, |draft| assert_eq!(draft.forget(), Ok(vec![B])));
-    assert!(map.is_forgotten(B) && map.member(B).is_none());
-    // This map does not know of a life that is to join later.
-    assert!(!map.is_forgotten(Life(4)) && !map.is_forgotten(Life(0)));
+    assert!(!map.lists(B) && map.ended() == [B]);
+    // Its journal may not be deleted yet.
+    assert_eq!(refused(&map, |draft| draft.forget(&[A])), NoChange);
+    let map = after(&map, |draft| draft.forget(&[A, B]).unwrap());
+    assert!(map.ended().is_empty() && map.member(B).is_none() && map.member(A).is_some());
 }
 
 #[test]
@@ -321,8 +321,8 @@ fn a_life_releases_its_journal_once_it_owns_nothing() {
     let map = after(&given, |draft| draft.release(C).unwrap());
     assert_eq!(refused(&map, |draft| draft.release(C)), NotOpen(C));
     assert_eq!(refused(&map, |draft| draft.seal(C, &[])), NotOpen(C));
-    let map = after(&map, |draft| assert_eq!(draft.forget(), Ok(vec![C])));
-    assert!(map.is_forgotten(C));
+    let map = after(&map, |draft| draft.forget(&[C]).unwrap());
+    assert_eq!(map.member(C), None);
 }
 
 #[test]

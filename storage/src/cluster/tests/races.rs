@@ -46,9 +46,9 @@ struct Seen {
 async fn naps(server: &Server) {
     for _ in 0..6 {
         tokio::time::sleep(Duration::from_millis(server.sim.below(80))).await;
-        server.client.paused.store(true, Ordering::SeqCst);
+        server.client.paused.shut(true);
         tokio::time::sleep(Duration::from_millis(server.sim.below(100))).await;
-        server.client.paused.store(false, Ordering::SeqCst);
+        server.client.paused.shut(false);
     }
 }
 

@@ -65,14 +65,14 @@ fn a_reader_that_sleeps_behind_its_listing_looks_again() {
         let late = b.change().await;
         let listed = a.touch().await.number();
         assert_eq!(late.map().number(), listed);
-        reader.client.gets_wait.store(true, Ordering::SeqCst);
+        reader.client.gets_wait.shut(true);
         let others = async {
             while reader.client.gets.load(Ordering::SeqCst) == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             a.touch().await;
             assert!(matches!(b.maps.change(&late).await, Ok(MapOutcome::Forgotten(_))));
-            reader.client.gets_wait.store(false, Ordering::SeqCst);
+            reader.client.gets_wait.shut(false);
         };
         let (read, ()) = tokio::join!(reader.maps.newest(), others);
         assert!(sim.names().await.contains(&object(listed)), "the debris is not read");

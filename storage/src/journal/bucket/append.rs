@@ -164,21 +164,27 @@ impl BucketShared {
         }
     }
 
-    /// Accepts no more appends, makes everything durable, and drops objects that are not needed, so
-    /// that the next start need not read them. The last object releases the journal.
-    pub(super) fn close(&self) -> Result<Lsn, JournalError> {
+    /// Accepts no more appends. Returns the last lsn.
+    pub(super) fn begin_close(&self) -> Lsn {
+        // A process that reads the last object need not wait for the lease.
+        self.lease.end();
         let last = {
             let mut state = lock(&self.state);
             state.closed = true;
             state.last
         };
-        // A process that reads the last object need not wait for the lease.
-        self.lease.end();
-        let durable = self.sync_through(last)?;
         self.wake.notify_one();
+        last
+    }
+
+    /// Accepts no more appends, makes everything durable, and drops objects that are not needed, so
+    /// that the next start need not read them. The last object releases the journal.
+    pub(super) fn close(&self) -> Result<Lsn, JournalError> {
+        let last = self.begin_close();
+        let durable = self.sync_through(last)?;
         let begun = Instant::now();
         let mut state = lock(&self.state);
-        while !state.ended || state.deleting || !state.doomed.is_empty() {
+        while !state.is_tidy() {
             let left = TIDY.saturating_sub(begun.elapsed());
             if left.is_zero() || self.failed.get().is_some() {
                 // The next start deletes the rest, after waiting for the lease.

@@ -37,6 +37,8 @@ use crate::place::Place;
 use object::{ObjectFloor, Position};
 
 pub use history::BucketView;
+#[cfg(test)]
+pub(crate) use object::OBJECT_HEADER;
 pub(super) use recovery::BucketPieces;
 pub use recovery::{BucketRecovery, JournalCondition, JournalLook};
 pub use tail::{JournalTail, TailStep};
@@ -211,6 +213,12 @@ struct StoredObject {
 
 impl BucketJournal {
     fn open(shared: Arc<BucketShared>) -> Result<Arc<Self>, JournalError> {
+        #[cfg(test)]
+        if let Some(process) = crate::simulated::process() {
+            let flusher = Arc::clone(&shared);
+            tokio::spawn(process.task(async move { flusher.run().await }));
+            return Ok(Arc::new(Self { shared, thread: Mutex::default() }));
+        }
         let failed = |source| JournalError::Io {
             doing: "starting a thread for",
             path: shared.place.to_string().into(),
@@ -255,6 +263,23 @@ impl BucketJournal {
         body: &[u8],
     ) -> Result<Lsn, JournalError> {
         self.shared.adopt(above, time_ms, shards, body)
+    }
+
+    /// Closes it like [`close`](Journal::close), which would keep the only thread of a simulation.
+    #[cfg(test)]
+    pub(crate) async fn close_simulated(&self) -> Result<Lsn, JournalError> {
+        let last = self.shared.begin_close();
+        let begun = Instant::now();
+        while self.durable() < last || !lock(&self.shared.state).is_tidy() {
+            self.shared.check_failed()?;
+            if begun.elapsed() > self.shared.options.wait_limit {
+                return Err(self.shared.away_error(&lock(&self.shared.state)));
+            }
+            self.request_sync(last);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.stop();
+        Ok(self.durable())
     }
 
     /// Stops the thread; puts under way may arrive or not.
@@ -321,6 +346,11 @@ impl BucketState {
     fn oldest(&self) -> Option<Instant> {
         let flying = self.flights.front().map(|flight| flight.since);
         flying.or_else(|| self.queue.front().and_then(|batch| batch.since))
+    }
+
+    /// Returns true if the last object is stored, and those that it has dropped are deleted.
+    fn is_tidy(&self) -> bool {
+        self.ended && !self.deleting && self.doomed.is_empty()
     }
 
     /// Returns the number of objects that are not needed, counted from the oldest.

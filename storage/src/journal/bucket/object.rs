@@ -11,7 +11,7 @@ use super::super::Lsn;
 use super::super::record::{le_u32, le_u64};
 
 /// Length of an object's header in bytes; also that of a fence.
-pub(super) const OBJECT_HEADER: usize = 128;
+pub(crate) const OBJECT_HEADER: usize = 128;
 /// The format version written.
 const VERSION: u32 = 4;
 /// The version of the fence that ends a journal, and the newest one read: programs that do not know

@@ -409,10 +409,11 @@ impl BucketRecovery {
 
     // ---- the journal that was found ----------------------------------------------------------
 
-    /// Returns true if there are objects that are needed, other than fences. The newest one of an owner
-    /// always is.
+    /// Returns true if there are objects that are needed, other than fences, or one that says that those
+    /// before it are not. The newest object of an owner is needed, unless its last ones came too late,
+    /// behind a fence: they may say that none before the fence is.
     pub(crate) fn has_objects(&self) -> bool {
-        !self.chain.is_empty()
+        !self.chain.is_empty() || self.floor.first > Position::GENESIS
     }
 
     /// Returns the last lsn.

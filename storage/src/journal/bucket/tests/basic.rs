@@ -193,7 +193,7 @@ fn when_the_store_is_away_appends_are_refused_and_go_on_when_it_is_back() {
     });
     assert_eq!(journal.append(1, &[0], &[b"one"]).unwrap(), 1);
     assert_eq!(journal.sync_now().unwrap(), 1);
-    client.paused.store(true, Ordering::SeqCst);
+    client.paused.shut(true);
     assert_eq!(journal.append(1, &[0], &[b"two"]).unwrap(), 2);
     assert!(journal.away().is_none());
     let begun = Instant::now();
@@ -202,7 +202,7 @@ fn when_the_store_is_away_appends_are_refused_and_go_on_when_it_is_back() {
     assert!(matches!(journal.append(1, &[0], &[b"three"]), Err(JournalError::Away { .. })));
     crate::journal::tests::eventually("away", || journal.away().is_some());
     assert_eq!((journal.end(), journal.durable()), (2, 1));
-    client.paused.store(false, Ordering::SeqCst);
+    client.paused.shut(false);
     crate::journal::tests::eventually("back", || journal.durable() == 2);
     crate::journal::tests::eventually("not away", || journal.away().is_none());
     assert_eq!(journal.append(1, &[0], &[b"three"]).unwrap(), 3);
@@ -245,7 +245,7 @@ fn no_more_is_taken_than_may_wait() {
         let options = BucketOptions { max_waiting: 1000, ..options(SyncMode::Always) };
         let recovery = BucketJournal::recover(place(&client), options).await.unwrap();
         let journal = Running::start(recovery).await.unwrap();
-        client.paused.store(true, Ordering::SeqCst);
+        client.paused.shut(true);
         let mut taken = 0;
         let refused = loop {
             match journal.append(&[0], &[7; 200]) {
@@ -255,7 +255,7 @@ fn no_more_is_taken_than_may_wait() {
         };
         assert!(matches!(refused, JournalError::Away { .. }), "{refused:?}");
         assert!((3..=5).contains(&taken), "{taken}");
-        client.paused.store(false, Ordering::SeqCst);
+        client.paused.shut(false);
         journal.until_durable(taken).await;
         journal.append(&[0], &[7; 200]).unwrap();
         journal.kill();

@@ -1,6 +1,7 @@
 //! The lease: at no time do two processes believe that they own the data.
 
 use super::*;
+use crate::journal::JournalCondition;
 use crate::lease::{Lease, Unconfirmed};
 use futures::future::join_all;
 use std::sync::Mutex;
@@ -37,10 +38,10 @@ fn a_paused_owner_has_lost_its_lease_before_its_successor_serves() {
             owner.append(&[0], b"x").unwrap();
         }
         tokio::time::sleep(Duration::from_micros(sim.below(50_000))).await;
-        old.paused.store(true, Ordering::SeqCst);
+        old.paused.shut(true);
         let successor = own(&new).await.unwrap();
         assert!(!lease.holds(), "seed {seed}");
-        old.paused.store(false, Ordering::SeqCst);
+        old.paused.shut(false);
         // Its next confirmation reports the loss, without any write.
         assert_eq!(lease.confirm(LONG).await, Err(Unconfirmed::Lost));
         assert!(owner.shared.taken_over.load(Ordering::SeqCst));
@@ -58,12 +59,12 @@ fn at_no_time_two_own_the_data() {
             async move {
                 tokio::time::sleep(Duration::from_micros(sim.below(600_000))).await;
                 let client = sim.client([0, 10, 30][sim.below(3) as usize]);
-                client.puts_wait.store(sim.below(3) == 0, Ordering::SeqCst);
+                client.puts_wait.shut(sim.below(3) == 0);
                 let waking = client.clone();
                 let sleep = Duration::from_micros(sim.below(400_000));
                 tokio::spawn(async move {
                     tokio::time::sleep(sleep).await;
-                    waking.puts_wait.store(false, Ordering::SeqCst);
+                    waking.puts_wait.shut(false);
                 });
                 let Ok(running) = own(&client).await else { return };
                 leases.lock().unwrap().push(running.shared.lease.clone());
@@ -79,7 +80,8 @@ fn at_no_time_two_own_the_data() {
                         running.flushed(&[0], running.durable());
                     }
                     if sim.below(20) == 0 {
-                        let paused = client.paused.fetch_not(Ordering::SeqCst);
+                        let paused = client.paused.is_shut();
+                        client.paused.shut(!paused);
                         tokio::time::sleep(SHORT * u32::from(paused)).await;
                     }
                     tokio::time::sleep(Duration::from_micros(sim.below(10_000))).await;
@@ -109,17 +111,20 @@ fn a_taker_waits_for_an_owner_whose_first_successor_stored_nothing() {
         let durable = owner.append(&[0], b"x").unwrap();
         owner.until_durable(durable).await;
         owner.flushed(&[0], durable);
-        old.puts_wait.store(true, Ordering::SeqCst);
+        old.puts_wait.shut(true);
         for _ in 0..3 {
             owner.append(&[0], b"x").unwrap();
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let lease = owner.shared.lease.clone();
         drop(take_over(&sim.client(0)).await.unwrap());
-        old.puts_wait.store(false, Ordering::SeqCst);
+        old.puts_wait.shut(false);
         tokio::time::sleep(Duration::from_millis(50)).await;
         let third = take_over(&sim.client(0)).await.unwrap();
         assert!(third.objects().next().is_none(), "objects of the owner are left");
+        // Nothing is lost: they are not needed.
+        let condition = BucketJournal::condition(&place(&old), &options(SyncMode::Always)).await;
+        assert!(third.has_objects() && condition.unwrap() == JournalCondition::Whole);
         assert!(third.outlived.is_some());
         third.wait_out_lease().await.unwrap();
         assert!(!lease.holds());
@@ -136,7 +141,7 @@ fn a_starter_that_sleeps_over_a_whole_life_of_another_one_finds_no_damage() {
             owner.until_durable(n).await;
         }
         let sleeper = sim.client(0);
-        sleeper.gets_wait.store(true, Ordering::SeqCst);
+        sleeper.gets_wait.shut(true);
         let starting = tokio::spawn({
             let sleeper = sleeper.clone();
             async move { take_over(&sleeper).await }
@@ -149,7 +154,7 @@ fn a_starter_that_sleeps_over_a_whole_life_of_another_one_finds_no_damage() {
         other.flushed(&[0], 3);
         let closing = other.shared.clone();
         tokio::task::spawn_blocking(move || closing.close()).await.unwrap().unwrap();
-        sleeper.gets_wait.store(false, Ordering::SeqCst);
+        sleeper.gets_wait.shut(false);
         let recovery = starting.await.unwrap().unwrap();
         assert_eq!((recovery.end(), recovery.outlived.is_some()), (6, false));
         // Who reads without a fence sees the same.

@@ -13,7 +13,7 @@ fn a_writer_that_wakes_up_after_a_takeover_publishes_nothing() {
                 journal.append(&[0], b"old").unwrap();
                 tokio::time::sleep(Duration::from_micros(sim.below(800))).await;
             }
-            old.paused.store(true, Ordering::SeqCst);
+            old.paused.shut(true);
             for _ in 0..sim.below(3) {
                 journal.append(&[0], b"too late").unwrap();
             }
@@ -22,7 +22,7 @@ fn a_writer_that_wakes_up_after_a_takeover_publishes_nothing() {
             let end = recovery.end();
             assert!(end >= published, "seed {seed}");
             let successor = Running::start(recovery).await.unwrap();
-            old.paused.store(false, Ordering::SeqCst);
+            old.paused.shut(false);
             let lsn = successor.append(&[0], b"new").unwrap();
             successor.until_durable(lsn).await;
             // It notices at its next commit at the latest.
@@ -80,9 +80,9 @@ async fn contender(sim: Sim, number: u64, acked: Acked) {
         appended.push((lsn, body));
         tokio::time::sleep(Duration::from_micros(sim.below(1500))).await;
         if sim.below(30) == 0 {
-            client.paused.store(true, Ordering::SeqCst);
+            client.paused.shut(true);
             tokio::time::sleep(Duration::from_millis(sim.below(30))).await;
-            client.paused.store(false, Ordering::SeqCst);
+            client.paused.shut(false);
         }
         let durable = journal.durable();
         for (lsn, body) in appended.iter().filter(|(lsn, _)| *lsn <= durable) {

@@ -9,7 +9,7 @@ type Starting = JoinHandle<Result<BucketRecovery, JournalError>>;
 
 /// Begins a takeover that sleeps right before it puts its fence.
 async fn sleeper(client: &Arc<Client>) -> Starting {
-    client.puts_wait.store(true, Ordering::SeqCst);
+    client.puts_wait.shut(true);
     let starter = client.clone();
     let starting = tokio::spawn(async move { recover(&starter).await });
     eventually("a fence", || client.puts.load(Ordering::SeqCst) > 0).await;
@@ -17,7 +17,7 @@ async fn sleeper(client: &Arc<Client>) -> Starting {
 }
 
 async fn wake(client: &Client, starting: Starting) -> Result<BucketRecovery, JournalError> {
-    client.puts_wait.store(false, Ordering::SeqCst);
+    client.puts_wait.shut(false);
     starting.await.unwrap()
 }
 
@@ -115,13 +115,13 @@ fn objects_that_are_deleted_before_they_are_read_are_no_end_of_the_journal() {
             let (old, new) = (sim.client(0), sim.client(0));
             let owner = Running::open(&old, SyncMode::Always).await;
             write(&owner, 3).await;
-            new.gets_wait.store(true, Ordering::SeqCst);
+            new.gets_wait.shut(true);
             let starter = new.clone();
             let starting = tokio::spawn(async move { recover(&starter).await });
             eventually("a read", || new.gets.load(Ordering::SeqCst) > 0).await;
             let to = owner.shared.state.lock().unwrap().next;
             pass(&owner, to).await;
-            new.gets_wait.store(false, Ordering::SeqCst);
+            new.gets_wait.shut(false);
             let recovery = starting.await.unwrap().unwrap();
             assert_ended(owner, &recovery).await;
             assert_serves(&new, recovery).await;
@@ -217,7 +217,7 @@ fn a_fence_in_the_place_of_an_object_that_was_listed_does_not_count() {
             let (old, new) = (sim.client(0), sim.client(0));
             let owner = Running::open(&old, SyncMode::Always).await;
             write(&owner, 1).await;
-            new.gets_wait.store(true, Ordering::SeqCst);
+            new.gets_wait.shut(true);
             let place = place(&new);
             let starting = tokio::spawn(async move {
                 let options = options(SyncMode::Always);
@@ -232,7 +232,7 @@ fn a_fence_in_the_place_of_an_object_that_was_listed_does_not_count() {
             let listed = owner.shared.state.lock().unwrap().stored[0].at;
             pass(&owner, listed).await;
             put_fence(&sim, listed, &owner).await;
-            new.gets_wait.store(false, Ordering::SeqCst);
+            new.gets_wait.shut(false);
             let recovery = starting.await.unwrap().unwrap();
             assert_eq!(recovery.end(), owner.durable(), "contested: {contested:?}");
             if contested.is_some() {
