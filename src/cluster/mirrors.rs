@@ -81,6 +81,13 @@ impl Mirrors {
         applied.filter(|(map, _)| *map >= known).map_or(0, |(_, lsn)| lsn)
     }
 
+    /// Returns how far this replica has come in the journals of all owners together; 0: it does not show
+    /// all shards yet. The number is less when an owner has gone.
+    pub fn offset(&self) -> u64 {
+        let shows_all = self.shown() == self.shards.len();
+        if shows_all { self.applied().values().map(|(_, lsn)| lsn).sum() } else { 0 }
+    }
+
     /// Forgets all owners but these.
     pub fn keep_owners(&self, is_owner: impl Fn(Life) -> bool) {
         self.applied().retain(|life, _| is_owner(*life));
@@ -122,6 +129,19 @@ mod tests {
         mirrors.set_applied(owner, (8, 101));
         mirrors.keep_owners(|life| life != owner);
         assert_eq!(mirrors.tell(owner, 8), 0);
+    }
+
+    #[test]
+    fn the_offset_is_that_in_all_journals() {
+        let mirrors = Mirrors::new(2);
+        mirrors.set_applied(Life(3), (7, 100));
+        mirrors.set_applied(Life(4), (7, 20));
+        mirrors.show(0);
+        assert_eq!(mirrors.offset(), 0, "shard 1 is not shown");
+        mirrors.show(1);
+        assert_eq!(mirrors.offset(), 120);
+        mirrors.keep_owners(|life| life == Life(3));
+        assert_eq!(mirrors.offset(), 100);
     }
 
     #[tokio::test(start_paused = true)]

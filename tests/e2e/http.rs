@@ -138,8 +138,15 @@ fn metrics_are_whole_and_count() {
     redis::cmd("INCR").arg(1).exec(&mut client).expect_err("no number");
     // Workers publish some figures ten times a second.
     std::thread::sleep(Duration::from_millis(500));
-    let text = web.get("/metrics").body;
-    assert!(text.ends_with("\n# EOF\n"));
+    let open = web.ask("GET", "/metrics", &["Accept: application/openmetrics-text;q=0.5"], "");
+    assert!(open.head.contains("content-type: application/openmetrics-text; version=1.0.0;"));
+    assert!(
+        open.body.contains("# TYPE flagstone_build info\n") && open.body.ends_with("\n# EOF\n")
+    );
+    let plain = web.get("/metrics");
+    assert!(plain.head.contains("content-type: text/plain; version=0.0.4;"), "{}", plain.head);
+    let text = plain.body;
+    assert!(text.contains("# TYPE flagstone_build_info gauge\n") && !text.contains("# EOF"));
     assert_eq!(sample(&text, "flagstone_command_calls_total{command=\"set\"}"), 100.0);
     assert_eq!(sample(&text, "flagstone_command_failures_total{command=\"incr\"}"), 1.0);
     assert_eq!(sample(&text, "flagstone_errors_total{code=\"ERR\"}"), 1.0);
@@ -186,7 +193,7 @@ fn alerts_and_dashboards_name_metrics_that_exist() {
     let has = |name: &str| {
         text.lines().filter_map(|line| line.strip_prefix(name)).any(|rest| rest.starts_with([' ', '{']))
             // Counters without samples yet, such as errors.
-            || name.strip_suffix("_total").is_some_and(|family| text.contains(&format!("# TYPE {family} ")))
+            || text.contains(&format!("# TYPE {name} "))
     };
     let mut seen = 0;
     for file in ["alerts.yml", "grafana.json"] {
@@ -251,7 +258,7 @@ fn metrics_need_the_password_and_the_right_to_see() {
     let basic = |pair: &str| format!("Authorization: Basic {pair}");
     // default:secret and default:wrong
     let right = web.ask("GET", "/metrics", &[&basic("ZGVmYXVsdDpzZWNyZXQ=")], "");
-    assert!(right.status == 200 && right.body.ends_with("# EOF\n"));
+    assert!(right.status == 200 && right.body.contains("flagstone_ready 1\n"));
     let wrong = web.ask("GET", "/metrics", &[&basic("ZGVmYXVsdDp3cm9uZw==")], "");
     wrong.refused(401, "WRONGPASS");
     assert!(wrong.head.contains("www-authenticate: bearer"), "{}", wrong.head);

@@ -106,7 +106,8 @@ fn a_replica_shows_what_the_others_have_and_nothing_else() {
     until("the sketch is there", || client.pfcount::<_, i64>("sketch").is_ok_and(|it| it == 3));
     let mut other = replica.client();
     assert_eq!(error(&mut other, &["GET", "key1"]), "MOVED");
-    // Clients of a cluster find it.
+    // Clients of a cluster find it, and see that it has data.
+    assert!(field(&replica, "slave_repl_offset") > 0 && field(&replica, "master_repl_offset") > 0);
     let id = asked(&replica, ["CLUSTER", "MYID"]);
     let nodes = asked(&servers[0], ["CLUSTER", "NODES"]);
     let line = nodes.lines().find(|line| line.starts_with(&id)).expect("it is known");

@@ -57,7 +57,9 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
         "cluster_state:{state}\r\ncluster_slots_assigned:{owned}\r\ncluster_slots_ok:{answering}\r\n\
         cluster_slots_pfail:{silent}\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{known}\r\n\
         cluster_size:{size}\r\ncluster_current_epoch:{epoch}\r\ncluster_my_epoch:{epoch}\r\n\
-        cluster_stats_messages_sent:{sent}\r\ncluster_stats_messages_received:{received}\r\n\
+        cluster_stats_messages_publish_sent:{sent}\r\ncluster_stats_messages_sent:{sent}\r\n\
+        cluster_stats_messages_publish_received:{received}\r\n\
+        cluster_stats_messages_received:{received}\r\n\
         total_cluster_links_buffer_limit_exceeded:{dropped}\r\n"
     );
     cx.out.verbatim(*b"txt", text.as_bytes());

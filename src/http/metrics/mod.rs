@@ -1,4 +1,4 @@
-//! `/metrics`: figures of the server as OpenMetrics text.
+//! `/metrics`: figures of the server as OpenMetrics text, or as the older text of Prometheus.
 //!
 //! The number of series is bounded: labels are workers, shards, databases' kinds of work and names
 //! of commands that have run, never keys, clients or texts that clients choose.
@@ -14,23 +14,26 @@ use super::answer::{Denial, typed};
 use super::{Site, errand, health};
 use axum::Extension;
 use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::ACCEPT;
 use axum::response::Response;
 use std::sync::Arc;
-use text::MetricsText;
-
-const CONTENT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use text::{MetricsForm, MetricsText};
 
 /// `GET /metrics`.
 pub(super) async fn metrics(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
 ) -> Result<Response, Denial> {
     errand::may_see(&site, &caller).await?;
-    Ok(typed(CONTENT, render(&site)))
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let form = MetricsForm::accepted_by(accept.unwrap_or_default());
+    Ok(typed(form.content(), render(&site, form)))
 }
 
-fn render(site: &Site) -> String {
-    let mut text = MetricsText::default();
+fn render(site: &Site, form: MetricsForm) -> String {
+    let mut text = MetricsText::new(form);
     let is_ready = health::reasons(site).is_empty();
     text.gauge("ready", "1 while all writes are accepted, as /readyz tells.")
         .value(u8::from(is_ready));

@@ -1,5 +1,6 @@
 //! Writes metrics as OpenMetrics text
-//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>).
+//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>), or as the older text of Prometheus
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>).
 
 use std::fmt::{Display, Write};
 
@@ -22,6 +23,14 @@ impl MetricKind {
         }
     }
 
+    /// Returns the word of the older text, which has no kind for an information.
+    const fn plain_word(self) -> &'static str {
+        match self {
+            Self::Info => "gauge",
+            kind => kind.word(),
+        }
+    }
+
     /// Returns the suffix of the samples.
     const fn suffix(self) -> &'static str {
         match self {
@@ -35,22 +44,61 @@ impl MetricKind {
 /// Units that a name may end with.
 const UNITS: [&str; 5] = ["seconds", "bytes", "ratio", "dollars", "lsn"];
 
+/// The two forms of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MetricsForm {
+    OpenMetrics,
+    /// Version 0.0.4: the lines about a family name it as its samples, and there are no units.
+    Plain,
+}
+
+impl MetricsForm {
+    /// Picks the form for a request's header Accept. As in Prometheus's own libraries, those get
+    /// OpenMetrics that name it.
+    pub(super) fn accepted_by(accept: &str) -> Self {
+        if accept.to_ascii_lowercase().contains("application/openmetrics-text") {
+            Self::OpenMetrics
+        } else {
+            Self::Plain
+        }
+    }
+
+    /// Returns the value of the header Content-Type.
+    pub(super) const fn content(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// A text that is being written.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MetricsText {
+    form: MetricsForm,
     text: String,
     family: String,
     suffix: &'static str,
 }
 
 impl MetricsText {
+    pub(super) fn new(form: MetricsForm) -> Self {
+        Self { form, text: String::new(), family: String::new(), suffix: "" }
+    }
+
     /// Begins a family; its name goes on behind `flagstone_`, without the suffix of its kind.
     pub(super) fn family(&mut self, kind: MetricKind, name: &str, help: &str) -> &mut Self {
         self.family = format!("flagstone_{name}");
         self.suffix = kind.suffix();
-        let (family, word) = (&self.family, kind.word());
+        let family = &self.family;
         // Writing into a String cannot fail.
-        let _ = writeln!(self.text, "# TYPE {family} {word}");
+        if self.form == MetricsForm::Plain {
+            let (suffix, word) = (self.suffix, kind.plain_word());
+            let _ = writeln!(self.text, "# TYPE {family}{suffix} {word}");
+            let _ = writeln!(self.text, "# HELP {family}{suffix} {help}");
+            return self;
+        }
+        let _ = writeln!(self.text, "# TYPE {family} {}", kind.word());
         if let Some(unit) = UNITS.iter().find(|unit| name.rsplit('_').next() == Some(unit)) {
             let _ = writeln!(self.text, "# UNIT {family} {unit}");
         }
@@ -113,7 +161,9 @@ impl MetricsText {
 
     /// Ends the text.
     pub(super) fn finish(mut self) -> String {
-        self.text.push_str("# EOF\n");
+        if self.form == MetricsForm::OpenMetrics {
+            self.text.push_str("# EOF\n");
+        }
         self.text
     }
 }
@@ -136,14 +186,18 @@ fn escaped(value: &str) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn families_have_type_unit_and_help() {
-        let mut text = MetricsText::default();
+    fn example(form: MetricsForm) -> String {
+        let mut text = MetricsText::new(form);
         text.counter("calls", "Calls.").sample(&[("command", &"get"), ("x", &1)], 7);
         text.gauge("age_seconds", "Age.").value(0.5);
         text.family(MetricKind::Info, "build", "Build.").sample(&[("version", &"a\"b\\c\nd")], 1);
         text.family(MetricKind::Histogram, "time", "Time.");
         text.histogram(&[("x", &1)], [(0.5, 2), (1.0, 3)].into_iter(), 4, 7.5);
+        text.finish()
+    }
+
+    #[test]
+    fn families_have_type_unit_and_help() {
         let expected = "\
             # TYPE flagstone_calls counter\n\
             # HELP flagstone_calls Calls.\n\
@@ -163,6 +217,38 @@ mod tests {
             flagstone_time_count{x=\"1\"} 4\n\
             flagstone_time_sum{x=\"1\"} 7.5\n\
             # EOF\n";
-        assert_eq!(text.finish(), expected);
+        assert_eq!(example(MetricsForm::OpenMetrics), expected);
+    }
+
+    #[test]
+    fn the_older_text_names_families_as_their_samples() {
+        let expected = "\
+            # TYPE flagstone_calls_total counter\n\
+            # HELP flagstone_calls_total Calls.\n\
+            flagstone_calls_total{command=\"get\",x=\"1\"} 7\n\
+            # TYPE flagstone_age_seconds gauge\n\
+            # HELP flagstone_age_seconds Age.\n\
+            flagstone_age_seconds 0.5\n\
+            # TYPE flagstone_build_info gauge\n\
+            # HELP flagstone_build_info Build.\n\
+            flagstone_build_info{version=\"a\\\"b\\\\c\\nd\"} 1\n\
+            # TYPE flagstone_time histogram\n\
+            # HELP flagstone_time Time.\n\
+            flagstone_time_bucket{x=\"1\",le=\"0.5\"} 2\n\
+            flagstone_time_bucket{x=\"1\",le=\"1.0\"} 3\n\
+            flagstone_time_bucket{x=\"1\",le=\"+Inf\"} 4\n\
+            flagstone_time_count{x=\"1\"} 4\n\
+            flagstone_time_sum{x=\"1\"} 7.5\n";
+        assert_eq!(example(MetricsForm::Plain), expected);
+    }
+
+    #[test]
+    fn those_who_accept_it_get_openmetrics() {
+        let prometheus =
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4";
+        assert_eq!(MetricsForm::accepted_by(prometheus), MetricsForm::OpenMetrics);
+        for accept in ["", "*/*", "text/plain;version=0.0.4"] {
+            assert_eq!(MetricsForm::accepted_by(accept), MetricsForm::Plain, "{accept}");
+        }
     }
 }

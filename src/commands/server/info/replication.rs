@@ -32,7 +32,11 @@ impl Page<'_> {
         let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
         let former_offset = former.as_ref().map(|former| former.offset);
         let end = stream.as_ref().map(|stream| stream.end);
-        let offset = if following { Some(replica.offset()) } else { end.or(former_offset) };
+        let offset = match self.mirrored_offset() {
+            None if following => Some(replica.offset()),
+            None => end.or(former_offset),
+            mirrored => mirrored,
+        };
         let id = stream.as_ref().filter(|_| !following).map_or(id, |stream| stream.id.clone());
         let held = stream.as_ref().map_or(0, |stream| stream.end - stream.first);
         let first = stream.as_ref().map_or(0, |stream| stream.first + 1);
@@ -49,6 +53,13 @@ impl Page<'_> {
             ("repl_backlog_first_byte_offset", &first),
             ("repl_backlog_histlen", &held),
         ]);
+    }
+
+    /// Returns the position of a cluster's replica in the journals of all owners. Clients look there if a
+    /// replica has data.
+    fn mirrored_offset(&self) -> Option<u64> {
+        let cluster = self.node.cluster.as_ref()?;
+        self.node.health.replica.is_mirroring().then(|| cluster.mirrors.offset())
     }
 
     /// Writes the fields of the replicas of this server.
@@ -100,7 +111,7 @@ impl Page<'_> {
         let seconds_since = |ms: u64| {
             if ms == 0 { -1 } else { (now_ms.saturating_sub(ms) / 1000).cast_signed() }
         };
-        let offset = replica.offset();
+        let offset = self.mirrored_offset().unwrap_or_else(|| replica.offset());
         let is_syncing = link.state == LinkState::Sync;
         self.fields(&[
             ("role", &"slave"),

@@ -8,6 +8,7 @@ use crate::checkpoint::offline_options;
 use crate::clock::Clock;
 use crate::cluster::{
     ClusterMap, ClusterSeat, GivenShard, Life, MapRefusal, MapShard, NodeAddress, NodeId,
+    ServerRole,
 };
 use crate::directory::Location;
 use crate::journal::{Journal, Lsn};
@@ -86,7 +87,8 @@ impl SimServer {
         let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
         let clock = Clock::simulated(world.sim.below(5_000_000));
         let node = (NodeId([host.node; 20]), &address);
-        let (directory, seat) = ClusterSeat::join(options, clock.clone(), node, false).await?;
+        let (directory, seat) =
+            ClusterSeat::join(options, clock.clone(), node, ServerRole::Owner).await?;
         let map = seat.maps().newest().await?.context("there is no map")?;
         let journal = directory.journal.clone();
         let partition = directory.into_partitions(1, 1).0.remove(0);
@@ -231,8 +233,9 @@ impl SimServer {
         let life = self.life();
         let given = |entry: &MapShard| {
             let others = entry.journals.iter().copied().filter(|journal| *journal != life);
-            let (journals, is_begun) = (others.collect(), entry.is_begun);
-            (GivenShard { id: entry.id, journals, is_begun }, entry.since)
+            let (id, journals) = (entry.id, others.collect());
+            let (is_begun, stored) = (entry.is_begun, entry.stored);
+            (GivenShard { id, journals, is_begun, stored }, entry.since)
         };
         let given: Vec<_> = entries.iter().map(given).collect();
         let taken = self.seat.take(&given).await?;
@@ -280,11 +283,15 @@ impl SimServer {
             return self.attach(detached.into_shard()).await;
         }
         self.adopted.borrow_mut().remove(&id);
+        let stored = detached.stored();
         let _ = detached.close(&self.journal).await;
         let life = self.life();
-        let given = self.seat.amend(|draft| match to {
-            Some(to) => draft.give(id, life, to),
-            None => draft.park(id, life),
+        let given = self.seat.amend(|draft| {
+            draft.note_stored(id, life, stored)?;
+            match to {
+                Some(to) => draft.give(id, life, to),
+                None => draft.park(id, life),
+            }
         });
         match given.await? {
             Ok(map) => {
