@@ -100,7 +100,14 @@ impl Agent {
                 self.move_some(&map);
             }
             match timeout(self.lease(), self.tasks.join_next()).await {
-                Ok(Some(handled)) => self.ended(handled),
+                Ok(Some(handled)) => {
+                    let has_failed = handled.as_ref().map_or(true, |one| one.outcome.is_err());
+                    self.ended(handled);
+                    if has_failed {
+                        // The next owner may have ended.
+                        self.look().await;
+                    }
+                }
                 Ok(None) if self.own.cluster.newer_map().is_some() => self.look().await,
                 Ok(None) => tokio::time::sleep(POLL).await,
                 Err(_) => self.look().await,

@@ -193,7 +193,9 @@ fn begin_giving(server: &Rc<SimServer>, id: u16, to: Option<Life>) {
 
 /// Returns the other lives that may get shards.
 fn heirs(server: &SimServer, map: &ClusterMap) -> Vec<Life> {
-    let stays = |member: &&MapMember| member.takes_shards() && member.life != server.life();
+    let stays = |member: &&MapMember| {
+        member.state == MemberState::Open && member.takes_shards() && member.life != server.life()
+    };
     map.members().iter().filter(stays).map(|member| member.life).collect()
 }
 

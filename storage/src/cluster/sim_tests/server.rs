@@ -160,7 +160,10 @@ impl SimServer {
             };
             let loaded = plan.run(&Handle::current()).await;
             let finished = self.partition.borrow_mut().finish_load(loaded);
-            finished.map_err(|_| Denied::Elsewhere)?;
+            if let Err(error) = finished {
+                self.note(format_args!("a key cannot be loaded: {error:?}"));
+                return Err(Denied::Elsewhere);
+            }
         }
     }
 
@@ -301,7 +304,10 @@ impl SimServer {
             }
             Err(MapRefusal::NotOpen(ended)) if ended == life => bail!("it is sealed"),
             // It is taken again, if the map still says so.
-            Err(_) => Ok(()),
+            Err(refusal) => {
+                self.note(format_args!("keeps shard {id}: {refusal}"));
+                Ok(())
+            }
         }
     }
 

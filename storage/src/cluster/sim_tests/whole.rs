@@ -72,8 +72,8 @@ impl SimWorld {
             if entry.journals.len() > 1 {
                 return Some(format!("shard {} lists {:?}", entry.id, entry.journals));
             }
-            let others = servers.iter().filter(|other| other.life() != owner.life());
-            for other in others.filter(|other| other.has(entry.id)) {
+            let mut others = servers.iter().filter(|other| other.life() != owner.life());
+            if let Some(other) = others.find(|other| other.has(entry.id)) {
                 return Some(format!("life {} has shard {}, too", other.life(), entry.id));
             }
         }
