@@ -269,6 +269,12 @@ impl Agent {
             Some(MemberState::Open) => {}
             _ => anyhow::bail!("another server has taken over: life {} is sealed", self.life()),
         }
+        let engines = &self.own.node.engines;
+        if let Some(shard) = self.mirroring.is_none().then(|| engines.fenced()).flatten() {
+            // A process that slept while it took the shard has gone on, and begun to merge there. Others can open
+            // the engine again; this life would lack rows that only its journal has.
+            anyhow::bail!("another process has opened the files of shard {shard}");
+        }
         self.follow_address(&map).await?;
         if !self.follow_role(&map).await? {
             return Ok(());

@@ -1,6 +1,6 @@
 //! The engines of the shards that are attached, for figures.
 
-use flagstone_storage::engine::{Engine, EngineFigures};
+use flagstone_storage::engine::{Closed, Engine, EngineFigures};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -25,6 +25,13 @@ impl AttachedEngines {
     /// Returns the figures of each engine, in the order of the shards.
     pub fn figures(&self) -> Vec<(u16, EngineFigures)> {
         self.read().iter().map(|(shard, engine)| (*shard, engine.figures())).collect()
+    }
+
+    /// Returns a shard whose engine has closed itself because another process has opened its files.
+    pub fn fenced(&self) -> Option<u16> {
+        let engines = self.read();
+        let mut fenced = engines.iter().filter(|(_, it)| it.closed() == Some(Closed::Fenced));
+        fenced.next().map(|(shard, _)| *shard)
     }
 
     /// Returns one of them, which has what all share; `None`: there is none.

@@ -43,6 +43,10 @@ async fn step(server: &Rc<SimServer>) -> Result<()> {
     if !map.is_open(server.life()) {
         bail!("it is sealed");
     }
+    // A process that slept while it opened the engine has begun merges there, after this one has.
+    if let Some(shard) = server.closed_engine() {
+        bail!("the engine of shard {shard} has closed");
+    }
     take_given(server, &map);
     take_parked(server, &map).await?;
     flush_some(server);

@@ -354,6 +354,12 @@ impl SimServer {
         Some(if shard.unflushed_ops() == 0 { Lsn::MAX } else { shard.flushed() })
     }
 
+    /// Returns a shard whose engine has closed itself.
+    pub(super) fn closed_engine(&self) -> Option<u16> {
+        let partition = self.partition.borrow();
+        partition.shards.values().find(|it| it.engine().closed().is_some()).map(|it| it.id)
+    }
+
     pub(super) fn learn(&self, map: &Arc<ClusterMap>) {
         self.world.believes(map);
         let mut known = self.map.borrow_mut();
