@@ -75,11 +75,12 @@ fn a_server_of_a_cluster_ends_whatever_is_asked_and_answers_others_while_clients
     let silent = |server: &Server| {
         asked(server, ["INFO", "everything"]).contains("cluster_servers_silent:1\r\n")
     };
-    cmd("CLIENT").arg("PAUSE").arg(60_000).exec(&mut first.client()).expect("paused");
+    let mut client = first.client();
+    cmd("CLIENT").arg("PAUSE").arg(60_000).exec(&mut client).expect("paused");
     std::thread::sleep(3 * LEASE);
     assert!(!silent(&second), "servers do not wait for a pause of clients");
-    cmd("CLIENT").arg("UNPAUSE").exec(&mut first.client()).expect("goes on");
-    let _ = cmd("SHUTDOWN").arg("SAVE").exec(&mut first.client());
+    cmd("CLIENT").arg("UNPAUSE").exec(&mut client).expect("goes on");
+    let _ = cmd("SHUTDOWN").arg("SAVE").exec(&mut client);
     assert_eq!(first.reap(), Some(0));
     settle(&[&second]);
 }
@@ -90,6 +91,7 @@ fn a_server_that_nobody_reaches_does_not_join() {
     let (store, dir) = (cluster.store(), cluster.bucket.path().display().to_string());
     let socket = format!("{dir}/socket");
     let words = ["--cluster-enabled", "yes", "--store", &store, "--dir", &dir, "--port", "0"];
+    let words = [&words[..], &["--cluster-announce-ip", "127.0.0.1"]].concat();
     let refused = run(&[&words[..], &["--unixsocket", &socket]].concat());
     assert!(!refused.status.success());
     let said = String::from_utf8_lossy(&[refused.stdout, refused.stderr].concat()).into_owned();
