@@ -88,7 +88,7 @@ fn whatever_happens_nothing_is_lost_or_shown_late() {
     assert!(failed.is_empty(), "seeds {failed:?}");
     // What is to be withstood does happen.
     let rare = [seen.takeovers, seen.wrong_takeovers, seen.refusals, seen.libraries, seen.left];
-    assert!(count < SEEDS || rare.iter().all(|one| *one > count / 4), "{seen:?}");
+    assert!(count < SEEDS || rare.iter().all(|one| *one > count / 8), "{seen:?}");
     assert!(seen.reads > 20 * count && seen.writes > 20 * count, "{seen:?}");
 }
 
