@@ -241,6 +241,7 @@ pub async fn run_periodically(node: Arc<Node>) {
         if released.elapsed() >= REMOTE_PRUNING {
             released = Instant::now();
             release(&node.checkpoints.source.store).await;
+            node.engines.release_shared().await;
         }
     }
 }

@@ -54,7 +54,7 @@ impl TestServer {
         let archive = options.location().archive();
         let opening = background.spawn(Directory::open(options, clock.clone()));
         let mut opened = background.block_on(opening).unwrap().unwrap();
-        assert_eq!(opened.layout.shards, SHARDS);
+        assert_eq!(opened.layout.shards(), SHARDS);
         let surroundings = Surroundings {
             background: background.handle().clone(),
             handshakes: handshakes.handle().clone(),

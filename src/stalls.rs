@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn refused(stalls: &Stalls, flags: CommandFlags) -> [bool; 2] {
-        let layout = Layout { shards: 2, seed: 0 };
+        let layout = Layout::new(2, 0);
         keys(&layout).map(|key| stalls.refusal(&layout, flags, [&key[..]]).is_some())
     }
 

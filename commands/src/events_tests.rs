@@ -14,7 +14,7 @@ use std::sync::Arc;
 const CASES: &str = include_str!("../../tests/data/keyspace_events.txt");
 
 fn store(partial: bool) -> Store {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    let layout = Arc::new(Layout::new(2, 1));
     let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2, 3], partial);
     store.notes.want(Interest { changes: true, events: NotifyFlags::all() });
     store

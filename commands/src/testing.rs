@@ -18,7 +18,7 @@ pub(crate) static COMMANDS: LazyLock<Registry> =
 
 /// Returns a store of one database; with `partial`, keys may be on disk.
 pub(crate) fn store(partial: bool) -> Store {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    let layout = Arc::new(Layout::new(2, 1));
     Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
 }
 

@@ -160,12 +160,7 @@ mod tests {
 
     fn cluster() -> Cluster {
         let map = MapDraft::create(1, 1000).unwrap().map().clone();
-        Cluster::new(
-            NodeId(rand::random()),
-            TO,
-            Arc::new(Layout { shards: 1, seed: 1 }),
-            Arc::new(map),
-        )
+        Cluster::new(NodeId(rand::random()), TO, Arc::new(Layout::new(1, 1)), Arc::new(map))
     }
 
     /// A link as its two ends see it.

@@ -2,9 +2,10 @@
 
 use flagstone_storage::cluster::Life;
 use flagstone_storage::journal::Lsn;
+use flagstone_storage::slot::{Layout, MAX_SHARDS};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -20,6 +21,8 @@ struct Mirror {
 /// See the module's description.
 #[derive(Debug)]
 pub struct Mirrors {
+    layout: Arc<Layout>,
+    /// Those that there may be, too.
     shards: Box<[Mirror]>,
     /// For each owner a map's number, and the lsn up to which all records of the shards are shown that this
     /// map gives it.
@@ -29,9 +32,14 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    pub(super) fn new(shards: u16) -> Self {
-        let shards = (0..shards).map(|_| Mirror::default()).collect();
-        Self { shards, applied: Mutex::default(), asked: Notify::new() }
+    pub(super) fn new(layout: Arc<Layout>) -> Self {
+        let shards = (0..MAX_SHARDS).map(|_| Mirror::default()).collect();
+        Self { layout, shards, applied: Mutex::default(), asked: Notify::new() }
+    }
+
+    /// Returns the states of the shards that there are.
+    fn known(&self) -> &[Mirror] {
+        &self.shards[..usize::from(self.layout.shards())]
     }
 
     /// Returns true if a shard is shown.
@@ -84,7 +92,7 @@ impl Mirrors {
     /// Returns how far this replica has come in the journals of all owners together; 0: it does not show
     /// all shards yet. The number is less when an owner has gone.
     pub fn offset(&self) -> u64 {
-        let shows_all = self.shown() == self.shards.len();
+        let shows_all = self.shown() == self.known().len();
         if shows_all { self.applied().values().map(|(_, lsn)| lsn).sum() } else { 0 }
     }
 
@@ -100,7 +108,7 @@ impl Mirrors {
 
     /// Returns the number of shards that are shown.
     pub fn shown(&self) -> usize {
-        self.shards.iter().filter(|it| it.is_shown.load(Ordering::Acquire)).count()
+        self.known().iter().filter(|it| it.is_shown.load(Ordering::Acquire)).count()
     }
 
     /// Returns how old the data of any shard may be, at most; `None`: that is not known of all.
@@ -109,7 +117,7 @@ impl Mirrors {
             let proven = *mirror.proven.lock().unwrap_or_else(PoisonError::into_inner);
             proven.filter(|_| mirror.is_shown.load(Ordering::Acquire))
         };
-        let oldest: Option<Vec<Instant>> = self.shards.iter().map(proven).collect();
+        let oldest: Option<Vec<Instant>> = self.known().iter().map(proven).collect();
         Some(oldest?.into_iter().min()?.elapsed())
     }
 }
@@ -120,7 +128,7 @@ mod tests {
 
     #[test]
     fn nothing_is_said_of_shards_of_a_later_map() {
-        let (mirrors, owner) = (Mirrors::new(2), Life(3));
+        let (mirrors, owner) = (Mirrors::new(Arc::new(Layout::new(2, 1))), Life(3));
         assert_eq!(mirrors.tell(owner, 1), 0);
         mirrors.set_applied(owner, (7, 100));
         assert_eq!([6, 7, 8].map(|map| mirrors.tell(owner, map)), [100, 100, 0]);
@@ -133,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_offset_is_that_in_all_journals() {
-        let mirrors = Mirrors::new(2);
+        let mirrors = Mirrors::new(Arc::new(Layout::new(2, 1)));
         mirrors.set_applied(Life(3), (7, 100));
         mirrors.set_applied(Life(4), (7, 20));
         mirrors.show(0);
@@ -146,7 +154,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_lag_is_that_of_the_oldest_shard() {
-        let mirrors = Mirrors::new(2);
+        let mirrors = Mirrors::new(Arc::new(Layout::new(2, 1)));
         assert_eq!((mirrors.lag(), mirrors.shown()), (None, 0));
         let begin = Instant::now();
         for shard in [0, 1] {

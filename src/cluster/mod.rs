@@ -17,6 +17,7 @@ mod whole;
 
 use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
+use flagstone_storage::slot::MAX_SHARDS;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -29,7 +30,7 @@ pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use mirrors::Mirrors;
 pub use proof::{is_proven, prove};
-pub use sight::{ClusterSight, Heard};
+pub use sight::{ClusterSight, Heard, SaidOfJournal};
 pub use whole::WholeLook;
 
 /// How long a command on a slot of another server waits for a newer map, of which this server has heard.
@@ -86,8 +87,8 @@ pub struct Cluster {
     layout: Arc<Layout>,
     map: RwLock<Arc<ClusterMap>>,
     shards: Vec<AtomicU8>,
-    /// Shards that are being given away, and the addresses of their next owners.
-    going: Mutex<BTreeMap<u16, NodeAddress>>,
+    /// Shards that are being given away or split, and the addresses of their next owners, if there are.
+    going: Mutex<BTreeMap<u16, Option<NodeAddress>>>,
     /// Number of times that a shard has begun to leave.
     departures: AtomicU64,
     /// The libraries of functions that are loaded, ...
@@ -113,16 +114,22 @@ pub struct Cluster {
     links: Mutex<BTreeMap<Life, u64>>,
 }
 
+/// Returns the error of a command on a slot that is elsewhere.
+fn moved(slot: u16, address: &NodeAddress, secured: bool) -> String {
+    let port = address.tls_port.filter(|_| secured).unwrap_or(address.port);
+    format!("MOVED {slot} {}:{port}", address.host)
+}
+
 impl Cluster {
     /// Creates the state of a server that has joined with a map, and serves nothing yet.
     pub fn new(node: NodeId, life: Life, layout: Arc<Layout>, map: Arc<ClusterMap>) -> Self {
-        let shards = (0..layout.shards).map(|_| AtomicU8::new(ELSEWHERE)).collect();
+        let shards = (0..MAX_SHARDS).map(|_| AtomicU8::new(ELSEWHERE)).collect();
         let lacks_libraries = AtomicBool::new(map.functions().is_some());
         let (map, going, hint) = (RwLock::new(map), Mutex::default(), AtomicU64::new(0));
         let (changed, hinted) = (Notify::new(), Notify::new());
         let (sight, libraries) = (ClusterSight::default(), Mutex::default());
         let (messages, links) = (MessageQueues::default(), Mutex::default());
-        let mirrors = Mirrors::new(layout.shards);
+        let mirrors = Mirrors::new(layout.clone());
         Self {
             node,
             life,
@@ -253,11 +260,16 @@ impl Cluster {
         let map = self.map();
         let next = to.and_then(|life| Some(map.member(life)?.address.clone()));
         let mut going = self.going.lock().unwrap_or_else(PoisonError::into_inner);
-        going.extend(next.map(|address| (shard, address)));
+        going.insert(shard, next);
         drop(going);
         self.set(shard, ServedState::Expected);
         // Who has seen it as served before sees this once it has left.
         self.departures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns true while a shard is being given away or split: the map may give it to another life already.
+    pub fn is_giving(&self) -> bool {
+        !self.going.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     pub fn set(&self, shard: u16, state: ServedState) {
@@ -277,7 +289,7 @@ impl Cluster {
 
     /// Returns the shards that are served here, in order.
     pub fn served(&self) -> impl Iterator<Item = u16> + '_ {
-        (0..self.layout.shards).filter(|shard| self.state(*shard) == ServedState::Served)
+        (0..self.layout.shards()).filter(|shard| self.state(*shard) == ServedState::Served)
     }
 
     /// Returns true if commands on a slot run here.
@@ -326,20 +338,27 @@ impl Cluster {
         }
     }
 
+    /// Returns the error that has a client ask this server once more.
+    pub fn here(&self, slot: u16, secured: bool) -> String {
+        match self.map().member(self.life) {
+            Some(own) => moved(slot, &own.address, secured),
+            None => "CLUSTERDOWN Hash slot not served".to_owned(),
+        }
+    }
+
     /// Returns the error of a command on a slot that is not served here. `secured`: the client uses
     /// TLS.
     pub fn refusal(&self, slot: u16, secured: bool) -> String {
-        let moved = |address: &NodeAddress| {
-            let port = address.tls_port.filter(|_| secured).unwrap_or(address.port);
-            format!("MOVED {slot} {}:{port}", address.host)
-        };
+        let moved = |address: &NodeAddress| moved(slot, address, secured);
         let going = self.going.lock().unwrap_or_else(PoisonError::into_inner);
         match self.owner_of(slot) {
             SlotOwner::There(address) => moved(&address),
             SlotOwner::Nobody => "CLUSTERDOWN Hash slot not served".to_owned(),
-            SlotOwner::Here | SlotOwner::Soon => match going.get(&self.layout.shard_of(slot)) {
-                Some(next) => moved(next),
-                None => format!("TRYAGAIN The shard of slot {slot} is changing hands"),
+            // It was away for a moment, or is on another worker now.
+            SlotOwner::Here => self.here(slot, secured),
+            SlotOwner::Soon => match going.get(&self.layout.shard_of(slot)) {
+                Some(Some(next)) => moved(next),
+                _ => format!("TRYAGAIN The shard of slot {slot} is changing hands"),
             },
         }
     }

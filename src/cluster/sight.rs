@@ -19,9 +19,19 @@ pub struct Heard(Arc<Mutex<BTreeMap<Life, Instant>>>, Arc<HeardObjects>);
 /// The newest objects of the journals of other servers, as these have said.
 #[derive(Debug, Default)]
 struct HeardObjects {
-    /// When each was asked, and the number up to which all objects of its journal were stored.
-    newest: Mutex<BTreeMap<Life, (Instant, u64)>>,
+    newest: Mutex<BTreeMap<Life, SaidOfJournal>>,
     told: Notify,
+}
+
+/// Words of a server on its journal.
+#[derive(Clone, Copy, Debug)]
+pub struct SaidOfJournal {
+    /// When it was asked.
+    pub asked: Instant,
+    /// The number up to which all objects of the journal were stored.
+    pub published: u64,
+    /// The number of the map that it knew: nothing is said of shards that later maps give to others.
+    pub map: u64,
 }
 
 impl Heard {
@@ -44,14 +54,14 @@ impl Heard {
         locked(&self.1.newest).remove(&life);
     }
 
-    /// Notes up to which number all objects of a life's journal were stored, or more, when it was asked.
-    pub fn note_published(&self, life: Life, asked: Instant, number: u64) {
-        locked(&self.1.newest).insert(life, (asked, number));
+    /// Notes the words of a life on its journal.
+    pub fn note_published(&self, life: Life, said: SaidOfJournal) {
+        locked(&self.1.newest).insert(life, said);
         self.1.told.notify_waiters();
     }
 
-    /// Returns what a life has said last of its journal: when it was asked, and the number.
-    pub fn published(&self, life: Life) -> Option<(Instant, u64)> {
+    /// Returns the last words of a life on its journal.
+    pub fn published(&self, life: Life) -> Option<SaidOfJournal> {
         locked(&self.1.newest).get(&life).copied()
     }
 
@@ -79,7 +89,9 @@ pub struct ClusterSight {
     pub taken: AtomicU64,
     /// ... has given away, ...
     pub given: AtomicU64,
-    /// ... and attempts of both that have failed.
+    /// ... and has split, ...
+    pub split: AtomicU64,
+    /// ... and attempts of all that which have failed.
     pub failures: AtomicU64,
 }
 
@@ -94,6 +106,7 @@ impl Default for ClusterSight {
             takeovers: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             given: AtomicU64::new(0),
+            split: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         }
     }

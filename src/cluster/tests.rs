@@ -6,7 +6,7 @@ use flagstone_storage::cluster::MapDraft;
 /// Returns a cluster without libraries, and its first two maps, each of which names others.
 fn cluster() -> (Cluster, [Arc<ClusterMap>; 2]) {
     let first = MapDraft::create(1, 1000).unwrap();
-    let layout = Arc::new(Layout { shards: 1, seed: 1 });
+    let layout = Arc::new(Layout::new(1, 1));
     let cluster = Cluster::new(NodeId([1; 20]), Life(1), layout, Arc::new(first.map().clone()));
     let mut maps = Vec::new();
     let (mut map, mut from) = (first.map().clone(), None);
@@ -37,7 +37,7 @@ fn libraries_are_lacking_from_the_map_on_that_names_others() {
     cluster.set_libraries(second.functions());
     assert!(!cluster.lacks_libraries());
     assert_eq!(cluster.libraries(), second.functions());
-    let (node, layout) = (NodeId([2; 20]), Arc::new(Layout { shards: 1, seed: 1 }));
+    let (node, layout) = (NodeId([2; 20]), Arc::new(Layout::new(1, 1)));
     assert!(Cluster::new(node, Life(2), layout, second).lacks_libraries());
 }
 
@@ -81,7 +81,7 @@ fn map_of_one() -> (Arc<ClusterMap>, Life) {
 }
 
 fn server(node: u8, life: Life, map: &Arc<ClusterMap>) -> Cluster {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    let layout = Arc::new(Layout::new(2, 1));
     Cluster::new(NodeId([node; 20]), life, layout, map.clone())
 }
 

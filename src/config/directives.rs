@@ -8,7 +8,7 @@ use Kind::{
     AutoInteger, AutoMemory, AutoMemoryOrPercent, Integer, Memory, Octal, OneOf, OptionalText,
     SomeOf, Structured, Text, YesNo,
 };
-use flagstone_storage::directory::MAX_SHARDS;
+use flagstone_storage::slot::MAX_SHARDS;
 
 const INT_MAX: i128 = i32::MAX as i128;
 const LONG_MAX: i128 = i64::MAX as i128;

@@ -21,7 +21,7 @@ pub(super) fn described(node: &Node, cluster: &Cluster) -> Value {
         "lease_ms": ms(map.lease()),
         "lease_left_ms": node.health.lease_left_ms(),
         "servers": map.members().iter().map(|it| server(cluster, &map, it)).collect::<Vec<_>>(),
-        "shards": map.shards().iter().map(|it| shard(node, cluster, it)).collect::<Vec<_>>(),
+        "shards": map.shards().iter().map(|it| shard(cluster, &map, it)).collect::<Vec<_>>(),
         "untaken": cluster.sight.untaken(),
         "unsealed": cluster.sight.unsealed(),
     })
@@ -74,8 +74,8 @@ fn state(cluster: &Cluster, member: &MapMember) -> &'static str {
     }
 }
 
-fn shard(node: &Node, cluster: &Cluster, shard: &MapShard) -> Value {
-    let slots = node.layout.slots_of(shard.id);
+fn shard(cluster: &Cluster, map: &ClusterMap, shard: &MapShard) -> Value {
+    let slots = map.slots_of(shard.id);
     // Of shards of other servers nothing is known but the map.
     let served = match (shard.owner == Some(cluster.life()), cluster.state(shard.id)) {
         (_, ServedState::Served) => Some("served"),
@@ -92,6 +92,7 @@ fn shard(node: &Node, cluster: &Cluster, shard: &MapShard) -> Value {
         "owner": shard.owner,
         "moving_to": shard.moving_to,
         "pinned": shard.is_pinned,
+        "split_at": shard.split_at,
         "journals": journals.collect::<Vec<_>>(),
         "since": shard.since,
         "here": served,

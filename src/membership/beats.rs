@@ -6,7 +6,7 @@
 //! vain: it counts as silent.
 
 use super::{STEPS, Seated};
-use crate::cluster::{Cluster, Heard, UNPROVEN, is_proven, prove};
+use crate::cluster::{Cluster, Heard, SaidOfJournal, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
 use flagstone_storage::journal::Lsn;
@@ -31,6 +31,8 @@ const AWAITED: Duration = Duration::from_millis(20);
 /// The states of a server: its journal's store answers, as far as is known, or it does not.
 const WELL: &str = "well";
 const CUT_OFF: &str = "cut-off";
+/// Well, and a shard is being given away: nothing can be said of its records.
+const GIVING: &str = "giving";
 
 /// The tasks that send beats, one for each other server.
 pub(super) struct Beats {
@@ -91,7 +93,11 @@ async fn beat(own: Seated, to: MapMember) {
             if said.is_well {
                 let heard = &own.cluster.sight.heard;
                 heard.note(to.life);
-                heard.note_published(to.life, asked_at, said.published);
+                if !said.is_giving {
+                    let (published, map) = (said.published, said.map);
+                    heard
+                        .note_published(to.life, SaidOfJournal { asked: asked_at, published, map });
+                }
             }
             if is_replica(&own, to.life) {
                 own.cluster.copies.note(to.life, told, said.applied);
@@ -121,6 +127,7 @@ struct BeatAnswer {
     /// The number of the newest map that the other server knows.
     map: u64,
     is_well: bool,
+    is_giving: bool,
     /// The number up to which all objects of its journal are stored.
     published: u64,
     /// The lsn up to which it has all records of the server that asks, if it is a replica; else 0.
@@ -161,7 +168,8 @@ async fn send_beat(
     let number = |word: &str| word.parse::<u64>().map_err(|_| line.clone());
     let said = BeatAnswer {
         map: number(known)?,
-        is_well: state == WELL,
+        is_well: state == WELL || state == GIVING,
+        is_giving: state == GIVING,
         published: number(published)?,
         applied: number(applied)?,
     };
@@ -270,7 +278,13 @@ pub(crate) fn answer_beat(
         return Err(UNPROVEN);
     }
     cluster.hear(number);
-    let (known, state) = (map.number(), if is_well { WELL } else { CUT_OFF });
+    let state = match (is_well, cluster.is_giving()) {
+        (false, _) => CUT_OFF,
+        (true, true) => GIVING,
+        (true, false) => WELL,
+    };
+    // Read after that: it gives this server no shard that has been given away before.
+    let known = cluster.map().number();
     let applied = cluster.mirrors.tell(Life(from), number);
     let told = answer(cluster.life(), (known, published, applied), (state, nonce));
     let proof = prove(map.secret(), &told);

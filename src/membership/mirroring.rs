@@ -7,7 +7,7 @@
 //! there after that.
 
 use super::{STEPS, Seated, on_worker};
-use crate::cluster::Heard;
+use crate::cluster::{Heard, SaidOfJournal};
 use crate::worker::{MirroredOps, Worker};
 use anyhow::{Result, anyhow, bail};
 use flagstone_storage::cluster::{ClusterMap, Life, LifeFollower, MapShard, MirroredShards};
@@ -15,6 +15,7 @@ use flagstone_storage::commit::split_body;
 use flagstone_storage::journal::{JournalError, Record, TailStep};
 use flagstone_storage::partition::Stay;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,15 +67,37 @@ impl Mirroring {
         let cluster = &self.own.cluster;
         cluster.mirrors.keep_owners(|_| false);
         let mut is_done = true;
-        for id in 0..self.own.node.layout.shards {
-            cluster.mirrors.hide(id);
-            let refusals = cluster.clone();
-            let elsewhere = move |slot| refusals.refusal(slot, false);
-            let hide =
-                move |worker: Rc<Worker>| async move { worker.hide_shard(id, elsewhere).await };
-            is_done &= on_worker(&self.own, id, hide).await?.is_ok();
+        for id in 0..self.own.node.layout.shards() {
+            is_done &= self.hide(id).await?;
         }
         Ok(is_done)
+    }
+
+    /// Hides shards whose slots have changed, and divides the slots anew; if one cannot be hidden now, nothing
+    /// changes yet.
+    ///
+    /// # Errors
+    /// If a worker is gone.
+    pub(super) async fn divide(&mut self, others: &[u16], division: Vec<Range<u16>>) -> Result<()> {
+        // No follower is at work on a worker meanwhile.
+        let turns = self.turns.clone();
+        let _turn = turns.write().await;
+        for id in others {
+            if !self.hide(*id).await? {
+                return Ok(());
+            }
+        }
+        self.own.node.layout.divide(division);
+        Ok(())
+    }
+
+    /// Hides a shard. Returns false if that is to be tried again.
+    async fn hide(&self, id: u16) -> Result<bool> {
+        let cluster = self.own.cluster.clone();
+        cluster.mirrors.hide(id);
+        let elsewhere = move |slot| cluster.refusal(slot, false);
+        let hide = move |worker: Rc<Worker>| async move { worker.hide_shard(id, elsewhere).await };
+        Ok(on_worker(&self.own, id, hide).await?.is_ok())
     }
 
     /// Follows the owners that a map has, and says what is shown.
@@ -202,7 +225,7 @@ impl Following {
             }
         }
         // An object that the owner has named before is there, or was dropped.
-        let said = self.heard.published(self.life);
+        let said = self.heard.published(self.life).filter(|said| said.map <= map);
         match follower.next().await {
             Ok(TailStep::Records(records)) => {
                 self.found_at = Instant::now();
@@ -370,18 +393,18 @@ impl Following {
 
     /// Notes how new the shards are of which everything was read, and waits. `said`: the owner's last
     /// words before the next object was looked for, in vain.
-    async fn at_end(&mut self, said: Option<(Instant, u64)>) -> Result<()> {
+    async fn at_end(&mut self, said: Option<SaidOfJournal>) -> Result<()> {
         let Some(follower) = &self.follower else { return Ok(()) };
         let (up_to, awaited) =
             (follower.read_up_to(), self.ahead.as_ref().map_or(0, |it| it.0.end));
-        let published = said.map_or(0, |(_, published)| published);
+        let published = said.map_or(0, |said| said.published);
         if up_to < published.max(awaited) {
             // Objects were dropped that were not read yet.
             self.forget();
             return Ok(());
         }
-        if let Some((at, _)) = said {
-            self.shown.keys().for_each(|id| self.own.cluster.mirrors.prove(*id, at));
+        if let Some(SaidOfJournal { asked, .. }) = said {
+            self.shown.keys().for_each(|id| self.own.cluster.mirrors.prove(*id, asked));
         }
         let is_recent = self.found_at.elapsed() < POLLED;
         let lease = self.own.cluster.map().lease();

@@ -10,6 +10,7 @@ mod joining;
 mod libraries;
 mod mirroring;
 mod moving;
+mod splitting;
 mod spreading;
 mod standing_by;
 mod suspicion;
@@ -90,6 +91,7 @@ enum ShardChange {
         refused: Vec<(u16, String)>,
     },
     Given,
+    Split,
 }
 
 /// See the module's description.
@@ -279,6 +281,7 @@ impl Agent {
         if !self.follow_role(&map).await? {
             return Ok(());
         }
+        self.follow_division(&map).await?;
         self.spreading.keep(&self.own.cluster.others());
         self.again.retain(|_, at| *at > Instant::now());
         let own = Some(self.life());
@@ -286,6 +289,7 @@ impl Agent {
         self.take_what_is_given(&map);
         self.take_parked(&map).await?;
         self.unlist_flushed(&map).await?;
+        self.split_one(&map);
         self.move_some(&map);
         if let Some(mirroring) = &mut self.mirroring {
             mirroring.keep(&map);
@@ -475,6 +479,10 @@ impl Agent {
                 self.adopted.retain(|shard, _| !shards.contains(shard));
                 let given = &self.own.cluster.sight.given;
                 given.fetch_add(shards.len() as u64, Ordering::Relaxed);
+            }
+            Ok(ShardChange::Split) => {
+                self.adopted.retain(|shard, _| !shards.contains(shard));
+                self.own.cluster.sight.split.fetch_add(1, Ordering::Relaxed);
             }
             Err(error) => self.try_again(&shards, &format!("{error:#}")),
         }

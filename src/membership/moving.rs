@@ -8,6 +8,7 @@ use crate::node::ShutdownRequest;
 use crate::worker::Worker;
 use anyhow::{Result, bail};
 use flagstone_storage::cluster::{ClusterMap, Life, MapRefusal};
+use flagstone_storage::partition::DetachedShard;
 use flagstone_storage::slot::slot_of;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -69,7 +70,7 @@ impl Agent {
         }
     }
 
-    fn can_give(&self, shard: u16) -> bool {
+    pub(super) fn can_give(&self, shard: u16) -> bool {
         self.own.cluster.state(shard) == ServedState::Served && self.is_free(shard)
     }
 
@@ -96,6 +97,7 @@ impl Agent {
             }
             // Some may have come just before it began to leave.
             if self.follow_role(&map).await? {
+                self.follow_division(&map).await?;
                 self.take_what_is_given(&map);
                 self.move_some(&map);
             }
@@ -159,22 +161,23 @@ async fn give(own: Seated, shard: u16, to: Option<Life>) -> Result<ShardChange> 
     let held = Instant::now();
     own.cluster.begin_giving(shard, to);
     let outcome = hand_over(&own, shard, to).await;
-    let is_here = match &outcome {
-        Ok(()) => false,
-        // The shard may be served still, or is to be taken again.
-        Err(_) => {
-            on_worker(&own, shard, move |worker| async move { worker.has_shard(shard) }).await?
-        }
-    };
-    let state = if is_here { ServedState::Served } else { ServedState::Elsewhere };
-    own.cluster.set(shard, state);
-    if !is_here {
+    if !settle(&own, shard, outcome.is_ok()).await? {
         end_subscriptions(&own, shard);
     }
     outcome?;
     let (held_ms, took_ms) = (held.elapsed().as_millis(), begun.elapsed().as_millis());
     tracing::info!(shard, to = to.map(|it| it.0), held_ms, took_ms, "gave a shard away");
     Ok(ShardChange::Given)
+}
+
+/// Notes what became of a shard that was to leave. `has_left`: it has; else it may be served still, or is to
+/// be taken again. Returns true if it is served.
+pub(super) async fn settle(own: &Seated, shard: u16, has_left: bool) -> Result<bool> {
+    let look = move |worker: Rc<Worker>| async move { worker.has_shard(shard) };
+    let is_here = !has_left && on_worker(own, shard, look).await?;
+    let state = if is_here { ServedState::Served } else { ServedState::Elsewhere };
+    own.cluster.set(shard, state);
+    Ok(is_here)
 }
 
 /// Ends the subscriptions to the channels of a shard that has left, and tells the clients.
@@ -187,7 +190,7 @@ fn end_subscriptions(own: &Seated, shard: u16) {
 
 /// Flushes a shard that is served, so that little is left to flush while commands wait, and lets merges
 /// make room for that.
-async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
+pub(super) async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
     let end = own.node.journal.end();
     let begun = Instant::now();
     loop {
@@ -209,15 +212,20 @@ async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
     }
 }
 
-/// Takes a shard from its worker, completes its engine, and changes the map.
-async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
-    let cluster = own.cluster.clone();
-    let detach = move |worker: Rc<Worker>| async move {
-        worker.detach_shard(shard, |slot| cluster.refusal(slot, false)).await
-    };
+/// Takes a shard from its worker, and stores all of it in its engine. `elsewhere`: returns the error text for
+/// a client that waits for a key of one of its slots.
+///
+/// # Errors
+/// If not all of it is stored: it is served on.
+pub(super) async fn stop_serving(
+    own: &Seated,
+    shard: u16,
+    elsewhere: impl Fn(u16) -> String + Send + 'static,
+) -> Result<DetachedShard> {
+    let detach =
+        move |worker: Rc<Worker>| async move { worker.detach_shard(shard, elsewhere).await };
     let mut detached = on_worker(own, shard, detach).await??;
-    let journal = own.node.journal.clone();
-    let flushed = timeout(HELD, detached.flush(&journal)).await;
+    let flushed = timeout(HELD, detached.flush(&own.node.journal)).await;
     let trouble = match flushed {
         Ok(flushed) => flushed.err(),
         Err(_) => Some(anyhow::anyhow!("its rows are not stored within {} s", HELD.as_secs())),
@@ -234,7 +242,14 @@ async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
         }
         return Err(error.context("the shard stays here"));
     }
-    let stored = detached.stored();
+    Ok(detached)
+}
+
+/// Takes a shard from its worker, completes its engine, and changes the map.
+async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
+    let cluster = own.cluster.clone();
+    let detached = stop_serving(own, shard, move |slot| cluster.refusal(slot, false)).await?;
+    let (journal, stored) = (own.node.journal.clone(), detached.stored());
     if let Err(error) = detached.close(&journal).await {
         // All its rows are stored all the same.
         tracing::warn!(shard, "its engine did not close: {error:#}");

@@ -11,13 +11,7 @@ use std::rc::Rc;
 /// Takes shards with the same list of journals, and serves them.
 pub(super) async fn take(own: Seated, entries: Vec<MapShard>) -> Result<ShardChange> {
     let life = own.seat.life();
-    let given = |entry: &MapShard| {
-        let others = entry.journals.iter().copied().filter(|journal| *journal != life);
-        let (id, journals) = (entry.id, others.collect());
-        let (is_begun, stored) = (entry.is_begun, entry.stored);
-        (GivenShard { id, journals, is_begun, stored }, entry.since)
-    };
-    let given: Vec<_> = entries.iter().map(given).collect();
+    let given: Vec<_> = entries.iter().map(|entry| GivenShard::of(entry, life)).collect();
     let taken = own.seat.take(&given).await?;
     let adopted = taken.iter().map(|one| one.adopted).max();
     let is_whole = given.iter().all(|(one, _)| one.journals.is_empty() && one.is_begun);

@@ -34,6 +34,16 @@ impl AttachedEngines {
         fenced.next().map(|(shard, _)| *shard)
     }
 
+    /// Releases files of other shards that the shards do not need any more which were split from these.
+    pub async fn release_shared(&self) {
+        let engines: Vec<Engine> = self.read().values().cloned().collect();
+        for engine in engines {
+            if let Err(error) = engine.release_shared().await {
+                tracing::warn!("{error:#}");
+            }
+        }
+    }
+
     /// Returns one of them, which has what all share; `None`: there is none.
     pub fn any(&self) -> Option<Engine> {
         self.read().first_key_value().map(|(_, engine)| engine.clone())

@@ -162,7 +162,7 @@ impl Node {
         let journal = source.journal.clone();
         LATENCY.set_clock(clock.clone());
         LATENCY.set_threshold(config.settings().latency_monitor_threshold_ms);
-        let budget = Budget::new(&config.settings()).with_shards(layout.shards);
+        let budget = Budget::new(&config.settings()).with_shards(layout.shards());
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
         let broadcast = Broadcast {
             listeners: ChangeListeners::new(budget.prefixes),
@@ -193,7 +193,7 @@ impl Node {
             health: Health::new(
                 (journal.lease(), cluster.is_some()),
                 clock.clone(),
-                layout.shards,
+                layout.shards(),
                 shard_workers,
                 (parts.stored.source, config.settings().replicaof.is_some()),
                 followers.acks.clone(),

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use flagstone_wire::resp::OwnedArgs;
 
-    const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
+    static LAYOUT: Layout = Layout::new(1, 7);
 
     /// A command's arguments and its end.
     type ParsedCommand = (Vec<Vec<u8>>, usize);

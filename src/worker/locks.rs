@@ -300,7 +300,7 @@ mod tests {
     use tokio::sync::oneshot::error::TryRecvError;
 
     fn table() -> LockTable {
-        LockTable::new(Arc::new(Layout { shards: 1, seed: 3 }))
+        LockTable::new(Arc::new(Layout::new(1, 3)))
     }
 
     impl LockTable {

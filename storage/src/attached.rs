@@ -5,7 +5,7 @@
 //! a cluster flush separately, so rows of a shard that comes from another one may have a different
 //! generation. This table has those that differ: none, in a process that alone has all shards.
 
-use crate::slot::{Layout, NotOwned};
+use crate::slot::{Layout, MAX_SHARDS, NotOwned};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// State of one shard.
@@ -28,13 +28,15 @@ pub struct AttachedShards {
     differ: AtomicBool,
 }
 
-impl AttachedShards {
-    /// Creates the table of a layout of which no shard is attached.
-    pub fn new(layout: &Layout) -> Self {
-        let shards = (0..layout.shards).map(|_| AttachedShard::default()).collect();
+impl Default for AttachedShards {
+    /// Creates a table in which no shard is attached. It has room for all that there may ever be.
+    fn default() -> Self {
+        let shards = (0..MAX_SHARDS).map(|_| AttachedShard::default()).collect();
         Self { shards, differ: AtomicBool::new(false) }
     }
+}
 
+impl AttachedShards {
     fn of(&self, shard: u16) -> Option<&AttachedShard> {
         self.shards.get(usize::from(shard))
     }
@@ -52,13 +54,6 @@ impl AttachedShards {
     /// Returns true if another process owns a shard.
     pub(crate) fn mirrors(&self, shard: u16) -> bool {
         self.of(shard).is_some_and(|of| of.is_mirrored.load(Ordering::Acquire))
-    }
-
-    /// Notes that another process owns a shard, before it is attached.
-    pub(crate) fn mirror(&self, shard: u16) {
-        if let Some(of) = self.of(shard) {
-            of.is_mirrored.store(true, Ordering::Release);
-        }
     }
 
     /// Returns the attached shards, ascending.
@@ -101,14 +96,15 @@ impl AttachedShards {
     }
 
     /// Notes a shard as attached; `rows`: a database's generation in memory and in the rows, if they
-    /// differ. Returns false if it was attached before.
-    pub(crate) fn attach(&self, shard: u16, rows: Option<(u32, u32)>) -> bool {
+    /// differ; `is_mirrored`: another process owns it. Returns false if it was attached before.
+    pub(crate) fn attach(&self, shard: u16, rows: Option<(u32, u32)>, is_mirrored: bool) -> bool {
         let Some(of) = self.of(shard) else { return false };
         if of.is_attached.load(Ordering::Acquire) {
             return false;
         }
         let pair = rows.map_or(0, |(memory, rows)| u64::from(memory) << 32 | u64::from(rows));
         of.rows.store(pair, Ordering::Release);
+        of.is_mirrored.store(is_mirrored, Ordering::Release);
         if pair != 0 {
             self.differ.store(true, Ordering::Relaxed);
         }
@@ -128,28 +124,39 @@ impl AttachedShards {
 mod tests {
     use super::*;
 
-    const LAYOUT: Layout = Layout { shards: 3, seed: 1 };
+    static LAYOUT: Layout = Layout::new(3, 1);
 
     #[test]
     fn a_shard_is_attached_once() {
-        let attached = AttachedShards::new(&LAYOUT);
-        assert!(attached.attach(1, None) && !attached.attach(1, None) && !attached.attach(3, None));
-        assert!(attached.attach(2, None));
+        let attached = AttachedShards::default();
+        assert!(attached.attach(1, None, false) && !attached.attach(1, None, false));
+        assert!(!attached.attach(MAX_SHARDS, None, false));
+        assert!(attached.attach(2, None, false));
         assert_eq!(attached.ids().collect::<Vec<_>>(), [1, 2]);
         assert_eq!(attached.check(&LAYOUT, [1, 2]), Ok(()));
         assert_eq!(attached.check(&LAYOUT, [2, 0]), Err(NotOwned { slot: 0 }));
         attached.detach(1);
         assert!(!attached.has(1) && attached.has(2));
         assert_eq!(attached.check(&LAYOUT, [1]), Err(NotOwned { slot: 5462 }));
-        assert!(attached.attach(1, None));
+        assert!(attached.attach(1, None, false));
+    }
+
+    #[test]
+    fn a_shard_of_another_process_may_become_an_own_one() {
+        let attached = AttachedShards::default();
+        attached.attach(1, None, true);
+        assert!(attached.mirrors(1) && attached.check(&LAYOUT, [1]).is_err());
+        attached.detach(1);
+        attached.attach(1, None, false);
+        assert!(!attached.mirrors(1) && attached.check(&LAYOUT, [1]).is_ok());
     }
 
     #[test]
     fn rows_of_a_shard_have_its_generation_until_the_database_has_another() {
-        let attached = AttachedShards::new(&LAYOUT);
-        attached.attach(0, None);
+        let attached = AttachedShards::default();
+        attached.attach(0, None, false);
         assert!(!attached.differ());
-        attached.attach(1, Some((7, 3)));
+        attached.attach(1, Some((7, 3)), false);
         let of = |generation| [0, 1, 2, 9].map(|shard| attached.row_generation(generation, shard));
         assert_eq!(of(7), [7, 3, 7, 7]);
         assert_eq!(of(8), [8; 4], "the database was flushed here");

@@ -6,6 +6,7 @@
 //! C resolved        of blind operations, see `resolved.rs`      before the meta rows of a hand-over
 //! C complete        lsn u64 | epoch u64          while the shard is closed with all applied
 //! C identity        id u128 | shard u16 | shards u16 | hash of the seed u64     at the first start
+//! C slots           first u16 | last u16         while the shard has other slots than at its creation
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C garbage         bytes u64                    with every batch that deletes rows
 //! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
@@ -21,6 +22,7 @@ use crate::resolved::Resolved;
 use crate::slot::Layout;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 const REACHES: &[u8] = b"reaches";
@@ -28,6 +30,7 @@ const APPLIED: &[u8] = b"applied";
 const RESOLVED: &[u8] = b"resolved";
 const COMPLETE: &[u8] = b"complete";
 const IDENTITY: &[u8] = b"identity";
+const SLOTS: &[u8] = b"slots";
 const GENERATIONS: &[u8] = b"generations";
 const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
@@ -113,7 +116,7 @@ pub struct Identity {
 impl Identity {
     pub(crate) fn new(id: u128, shard: u16, layout: &Layout) -> Self {
         let seed_hash = xxh3_64(&layout.seed.to_be_bytes());
-        Self { id, shard, shards: layout.shards, seed_hash }
+        Self { id, shard, shards: layout.shards(), seed_hash }
     }
 
     /// Returns the row that stores it.
@@ -150,6 +153,8 @@ pub struct Control {
     /// The journal's epoch at that time; 0 if an earlier version has closed it.
     pub closed_in: u64,
     pub identity: Option<Identity>,
+    /// The slots whose rows count; `None`: all.
+    pub(crate) slots: Option<Range<u16>>,
     /// The greatest journal epoch in which rows were written here.
     pub epoch: u64,
     pub generations: Generations,
@@ -163,6 +168,15 @@ pub struct Control {
 
 fn key(name: &[u8]) -> Bytes {
     [&[row::CONTROL], name].concat().into()
+}
+
+/// Returns the row that says which slots' rows count, or its delete.
+pub(crate) fn slots_row(slots: Option<&Range<u16>>) -> (Bytes, Option<Bytes>) {
+    let value = slots.map(|slots| {
+        let last = slots.end.saturating_sub(1);
+        [slots.start.to_be_bytes(), last.to_be_bytes()].concat().into()
+    });
+    (key(SLOTS), value)
 }
 
 /// Returns the row for the first batch of a hand-over.
@@ -280,6 +294,11 @@ impl Control {
                     value.get(8..).filter(|v| !v.is_empty()).map_or(Some(0), be_u64)?;
             }
             RESOLVED => self.resolved = Some(Resolved::decode(value)?),
+            SLOTS => {
+                let (first, last) = value.split_first_chunk()?;
+                let last = u16::from_be_bytes(last.try_into().ok()?);
+                self.slots = Some(u16::from_be_bytes(*first)..last.checked_add(1)?);
+            }
             IDENTITY => self.identity = Some(Identity::decode(value)?),
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;
@@ -317,9 +336,11 @@ mod tests {
         counters.add(9, 77, Delta { keys: 1, expires: 0 }, 3);
         let mut rows = applied_rows(5, 2, &generations, &counters);
         rows.push(reaches_row(6));
+        rows.push(slots_row(Some(&(7..9))));
         let rows: Vec<_> = rows.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
         let control = Control::read(&rows).unwrap();
         assert_eq!((control.applied, control.reaches, control.epoch), (5, 6, 2));
+        assert_eq!(control.slots, Some(7..9));
         assert_eq!(control.generations.live, [1, 9, 3]);
         assert_eq!(control.generations.missing(5), [(3, 10), (4, 11)]);
         assert_eq!(control.generations.missing(2), []);

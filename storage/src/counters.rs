@@ -127,6 +127,13 @@ impl Counters {
         self.generations.values().map(|g| g.keys).sum()
     }
 
+    /// Drops the counters of all other slots than these, which are in another shard by now.
+    pub(crate) fn keep_slots(&mut self, slots: &Range<u16>) {
+        let mut kept = Self::default();
+        kept.take_over(self, slots);
+        *self = kept;
+    }
+
     /// Copies the counters of some slots from another shard.
     pub(crate) fn take_over(&mut self, from: &Self, slots: &Range<u16>) {
         for (&generation, counts) in &from.generations {

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn cursors_are_numbers() {
-        let layout = Layout { shards: 1, seed: 3 };
+        let layout = Layout::new(1, 3);
         let last = Cursor { slot: SLOTS - 1, hash48: (1 << HASH_BITS) - 1 };
         for cursor in [Cursor::START, Cursor { slot: 1, hash48: 0 }, last] {
             assert_eq!(Cursor::from_number(cursor.number(&layout), &layout), Some(cursor));

@@ -1,6 +1,9 @@
 //! Slots, shards and the hash of a key.
 
 use crate::cursor::CursorCipher;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 /// Number of hash slots, as Redis Cluster has them.
 pub const SLOTS: u16 = 16384;
@@ -91,24 +94,100 @@ pub struct NotOwned {
     pub slot: u16,
 }
 
-/// The division of the slot space into shards, and the seed of key hashes; fixed at creation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Maximum number of shards of a node, or of a cluster.
+pub const MAX_SHARDS: u16 = 1024;
+
+/// The division of the slot space into shards, and the seed of key hashes. Both are fixed at creation, but
+/// shards of a cluster may be split while it runs.
+#[derive(Debug)]
 pub struct Layout {
-    pub shards: u16,
+    /// Number of shards at creation, of nearly equal size.
+    created: u16,
     pub seed: u64,
+    /// The present shards, once one was split.
+    split: OnceLock<SplitShards>,
+}
+
+/// Shards of unequal size.
+#[derive(Debug)]
+struct SplitShards {
+    /// The shard of each slot.
+    of_slot: Box<[AtomicU16]>,
+    /// The slots of each shard.
+    slots: RwLock<Vec<Range<u16>>>,
 }
 
 impl Layout {
-    /// Returns the shard that owns a slot: shards are contiguous slot ranges of nearly equal size.
-    pub fn shard_of(&self, slot: u16) -> u16 {
-        (u32::from(slot) * u32::from(self.shards) / u32::from(SLOTS)) as u16
+    pub const fn new(shards: u16, seed: u64) -> Self {
+        Self { created: shards, seed, split: OnceLock::new() }
     }
 
-    /// Returns the slots of a shard.
-    pub fn slots_of(&self, shard: u16) -> std::ops::Range<u16> {
-        let first =
-            |s: u16| (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(self.shards)) as u16;
-        first(shard)..first(shard + 1)
+    /// Returns the number of shards.
+    pub fn shards(&self) -> u16 {
+        match self.split.get() {
+            None => self.created,
+            Some(split) => split.slots().len() as u16, // at most MAX_SHARDS
+        }
+    }
+
+    /// Returns the shard that owns a slot: shards are contiguous slot ranges.
+    #[inline]
+    pub fn shard_of(&self, slot: u16) -> u16 {
+        match self.split.get() {
+            None => self.shard_at_creation(slot),
+            Some(split) => split.of_slot[usize::from(slot)].load(Ordering::Acquire),
+        }
+    }
+
+    /// Returns the slots of a shard; none if there is no such shard.
+    pub fn slots_of(&self, shard: u16) -> Range<u16> {
+        match self.split.get() {
+            None => Self::slots_at_creation(self.created, shard),
+            Some(split) => split.slots().get(usize::from(shard)).cloned().unwrap_or(0..0),
+        }
+    }
+
+    /// Returns true if a shard has these slots; `None`: those at its creation.
+    pub(crate) fn has_slots(&self, shard: u16, slots: Option<&Range<u16>>) -> bool {
+        let present = self.slots_of(shard);
+        match slots {
+            Some(slots) => *slots == present,
+            None => present == Self::slots_at_creation(self.created, shard),
+        }
+    }
+
+    /// Returns the slots of one of some shards that have not been split.
+    pub fn slots_at_creation(shards: u16, shard: u16) -> Range<u16> {
+        let first = |s: u16| (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(shards)) as u16;
+        if shard < shards { first(shard)..first(shard + 1) } else { 0..0 }
+    }
+
+    /// Divides the slots anew: `slots` are those of each shard, which cover all slots once. No shard may be
+    /// attached whose slots change.
+    pub fn divide(&self, slots: Vec<Range<u16>>) {
+        let is_new = (0..).zip(&slots).any(|(shard, slots)| self.slots_of(shard) != *slots);
+        if !is_new {
+            return;
+        }
+        let split = self.split.get_or_init(|| SplitShards {
+            of_slot: (0..SLOTS).map(|slot| AtomicU16::new(self.shard_at_creation(slot))).collect(),
+            slots: RwLock::new(self.all_at_creation()),
+        });
+        for (shard, range) in (0..).zip(&slots) {
+            for slot in range.clone() {
+                split.of_slot[usize::from(slot)].store(shard, Ordering::Release);
+            }
+        }
+        *split.slots.write().unwrap_or_else(PoisonError::into_inner) = slots;
+    }
+
+    #[inline]
+    fn shard_at_creation(&self, slot: u16) -> u16 {
+        (u32::from(slot) * u32::from(self.created) / u32::from(SLOTS)) as u16
+    }
+
+    fn all_at_creation(&self) -> Vec<Range<u16>> {
+        (0..self.created).map(|shard| Self::slots_at_creation(self.created, shard)).collect()
     }
 
     /// Returns the error that a shard is not attached: it names the first of its slots.
@@ -129,6 +208,12 @@ impl Layout {
     /// Returns the keyed hash of a name (key, field, member).
     pub fn hash(&self, name: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(name, self.seed)
+    }
+}
+
+impl SplitShards {
+    fn slots(&self) -> RwLockReadGuard<'_, Vec<Range<u16>>> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -163,7 +248,7 @@ mod tests {
     #[test]
     fn shards_cover_the_slots_once() {
         for shards in [1u16, 2, 3, 5, 7, 16, 100] {
-            let layout = Layout { shards, seed: 0 };
+            let layout = Layout::new(shards, 0);
             let mut next = 0;
             for shard in 0..shards {
                 let range = layout.slots_of(shard);
@@ -175,5 +260,19 @@ mod tests {
             }
             assert_eq!(next, SLOTS);
         }
+    }
+
+    #[test]
+    fn a_shard_that_is_split_keeps_its_lower_slots() {
+        let layout = Layout::new(2, 0);
+        layout.divide(vec![0..8192, 8192..16384]);
+        assert!(layout.split.get().is_none(), "nothing has changed");
+        layout.divide(vec![0..8192, 8192..10_000, 10_000..16384]);
+        assert_eq!(layout.shards(), 3);
+        let shards = [0, 8191, 8192, 9999, 10_000, 16383].map(|slot| layout.shard_of(slot));
+        assert_eq!(shards, [0, 0, 1, 1, 2, 2]);
+        assert_eq!([0, 1, 2, 3].map(|id| layout.slots_of(id).len()), [8192, 1808, 6384, 0]);
+        layout.divide(vec![0..100, 8192..10_000, 10_000..16384, 100..8192]);
+        assert_eq!((layout.shard_of(99), layout.shard_of(100), layout.shard_of(8192)), (0, 3, 1));
     }
 }

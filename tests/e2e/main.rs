@@ -53,6 +53,7 @@ mod shared_functions;
 mod shown;
 mod sight;
 mod sockets;
+mod splitting;
 mod standby;
 mod stream_watch;
 mod streams;

@@ -7,6 +7,7 @@ mod giving_up;
 mod moving;
 mod naming;
 mod promoting;
+mod splitting;
 mod status;
 
 use super::backup::block_on;
@@ -16,7 +17,7 @@ use flagstone_storage::cluster::{ClusterMap, MapStore};
 use flagstone_storage::place::Place;
 use std::sync::Arc;
 
-/// Show which servers of a cluster own which shards, move shards, and convert data
+/// Show which servers of a cluster own which shards, move and split shards, and convert data
 #[derive(Args)]
 #[command(disable_help_subcommand = true)]
 pub(super) struct ClusterArguments {
@@ -30,6 +31,7 @@ enum ClusterVerb {
     Convert(convert::ConversionArguments),
     Move(moving::ShardMoveArguments),
     Drain(moving::DrainArguments),
+    Split(splitting::SplitArguments),
     Balance(balancing::BalanceArguments),
     Promote(promoting::PromoteArguments),
     GiveUp(giving_up::GiveUpArguments),
@@ -47,6 +49,7 @@ pub(super) fn run(arguments: &ClusterArguments) -> Result<()> {
             ClusterVerb::Convert(arguments) => arguments.run().await,
             ClusterVerb::Move(arguments) => arguments.run().await,
             ClusterVerb::Drain(arguments) => arguments.run().await,
+            ClusterVerb::Split(arguments) => arguments.run().await,
             ClusterVerb::Balance(arguments) => arguments.run().await,
             ClusterVerb::Promote(arguments) => arguments.run().await,
             ClusterVerb::GiveUp(arguments) => arguments.run().await,

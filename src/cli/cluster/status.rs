@@ -4,7 +4,6 @@ use super::ClusterPlace;
 use super::naming::{address_of, id_of};
 use anyhow::Result;
 use clap::Args;
-use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MapShard, MemberState, ServerRole};
 use flagstone_storage::slot::SLOTS;
 use std::ops::Range;
@@ -38,14 +37,13 @@ impl ClusterStatusArguments {
 
 /// Returns the text, without a last newline.
 fn render(map: &ClusterMap, wide: bool) -> String {
-    let layout = Layout { shards: map.shards().len() as u16, seed: 0 };
-    let parts = [summary(map, &layout), servers(map, &layout, wide), shards(map, &layout, wide)];
+    let parts = [summary(map), servers(map, wide), shards(map, wide)];
     parts.join("\n\n")
 }
 
-fn summary(map: &ClusterMap, layout: &Layout) -> String {
+fn summary(map: &ClusterMap) -> String {
     let parked = map.shards().iter().filter(|shard| shard.owner.is_none());
-    let slots: usize = parked.clone().map(|shard| layout.slots_of(shard.id).len()).sum();
+    let slots: usize = parked.clone().map(|shard| map.slots_of(shard.id).len()).sum();
     let old = map.shards().iter().filter(|shard| !former(shard).is_empty()).count();
     let whole = match slots {
         0 => format!("all {SLOTS} slots have an owner"),
@@ -65,12 +63,12 @@ fn former(shard: &MapShard) -> Vec<Life> {
     shard.journals.iter().copied().filter(|life| Some(*life) != shard.owner).collect()
 }
 
-fn servers(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
+fn servers(map: &ClusterMap, wide: bool) -> String {
     let head = ["server", "life", "state", "address", "shards", "slots"];
     let mut rows = vec![head.map(str::to_owned)];
     for member in map.members() {
         let owned: Vec<Range<u16>> =
-            map.owned_by(member.life).map(|shard| layout.slots_of(shard.id)).collect();
+            map.owned_by(member.life).map(|shard| map.slots_of(shard.id)).collect();
         let mut address = address_of(&member.address);
         if let Some(port) = member.address.tls_port {
             address.push_str(&format!(" tls:{port}"));
@@ -87,8 +85,8 @@ fn servers(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
     table(&rows)
 }
 
-fn shards(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
-    let head = ["shard", "slots", "owner", "journals", "moving to", "pinned"];
+fn shards(map: &ClusterMap, wide: bool) -> String {
+    let head = ["shard", "slots", "owner", "journals", "moving to", "pinned", "split at"];
     let mut rows = vec![head.map(str::to_owned)];
     let named = |life: Option<Life>| match life {
         Some(life) => map.member(life).map_or_else(|| life.to_string(), |it| id_of(it, wide)),
@@ -98,11 +96,12 @@ fn shards(map: &ClusterMap, layout: &Layout, wide: bool) -> String {
         let journals: Vec<String> = shard.journals.iter().map(ToString::to_string).collect();
         rows.push([
             shard.id.to_string(),
-            joined(&[layout.slots_of(shard.id)]),
+            joined(&[map.slots_of(shard.id)]),
             named(shard.owner),
             or_dash(journals.join(",")),
             named(shard.moving_to),
             if shard.is_pinned { "yes" } else { "-" }.to_owned(),
+            or_dash(shard.split_at.map(|slot| slot.to_string()).unwrap_or_default()),
         ]);
     }
     table(&rows)
@@ -119,8 +118,10 @@ fn state_of(member: &MapMember) -> &'static str {
     }
 }
 
-/// Returns ranges of slots, in their order, as `0-99,200`; those that follow each other as one.
+/// Returns ranges of slots as `0-99,200`; those that follow each other as one.
 fn joined(ranges: &[Range<u16>]) -> String {
+    let mut ranges = ranges.to_vec();
+    ranges.sort_by_key(|range| range.start);
     let mut whole: Vec<Range<u16>> = Vec::new();
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         match whole.last_mut() {

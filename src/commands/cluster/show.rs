@@ -5,7 +5,6 @@ use crate::cluster::Cluster;
 use crate::config::{EndpointType, Settings};
 use crate::routing::Call;
 use crate::transport::PeerAddr;
-use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, MapMember};
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::resp::Reply;
@@ -64,10 +63,12 @@ pub(super) fn replicas(nodes: &[ShownNode]) -> Vec<&ShownNode> {
     nodes.iter().filter(|node| node.is_replica && node.is_connected).collect()
 }
 
-/// Returns the slots of some shards, which are in order, as ranges.
-fn ranges(layout: &Layout, shards: impl Iterator<Item = u16>) -> Vec<RangeInclusive<u16>> {
+/// Returns the slots of some shards as ranges, in order.
+fn ranges(map: &ClusterMap, shards: impl Iterator<Item = u16>) -> Vec<RangeInclusive<u16>> {
     let mut ranges: Vec<RangeInclusive<u16>> = Vec::new();
-    for slots in shards.map(|shard| layout.slots_of(shard)) {
+    let mut all: Vec<_> = shards.map(|shard| map.slots_of(shard)).collect();
+    all.sort_by_key(|slots| slots.start);
+    for slots in all {
         match ranges.last_mut() {
             Some(last) if last.end() + 1 == slots.start => *last = *last.start()..=slots.end - 1,
             _ => ranges.push(slots.start..=slots.end - 1),
@@ -86,6 +87,10 @@ impl ShownNode {
     fn member(cx: &Call<'_>, cluster: &Cluster, map: &ClusterMap, member: &MapMember) -> Self {
         let owned = || map.owned_by(member.life);
         let address = &member.address;
+        let client_port = match address.port {
+            0 => address.tls_port.unwrap_or(0),
+            port => port,
+        };
         let is_ip = address.host.parse::<IpAddr>().is_ok();
         let (endpoint, hostname) = match is_ip {
             true => (EndpointType::Ip, String::new()),
@@ -98,12 +103,12 @@ impl ShownNode {
             replica_of: None,
             is_connected: cluster.is_connected(member.life),
             epoch: owned().map(|shard| shard.since).max().unwrap_or(0),
-            slots: ranges(&cx.node.layout, owned().map(|shard| shard.id)),
+            slots: ranges(map, owned().map(|shard| shard.id)),
             ip: address.host.clone(),
             port: address.port.into(),
             tls_port: address.tls_port.unwrap_or(0).into(),
             is_secured: cx.session.client.is(ClientState::SECURED),
-            bus_port: u32::from(address.port) + BUS_OFFSET,
+            bus_port: u32::from(client_port) + BUS_OFFSET,
             hostname,
             human_name: String::new(),
             endpoint,

@@ -217,7 +217,7 @@ pub(super) async fn digest(cx: &mut Call<'_>) -> CallOutcome {
 async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, RoundError> {
     let mut keys = Vec::new();
     let node = &worker.node;
-    let own = (0..node.layout.shards)
+    let own = (0..node.layout.shards())
         .filter(|&shard| usize::from(shard) % node.shard_workers == worker.id);
     for shard in own {
         let start = node.layout.slots_of(shard).start;

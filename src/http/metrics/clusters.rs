@@ -69,9 +69,13 @@ fn put_counts(text: &mut MetricsText, cluster: &Cluster) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     text.counter("cluster_takeovers", "Servers that this one has taken over.")
         .value(get(&sight.takeovers));
-    text.counter("cluster_shard_changes", "Shards that this server has taken or given away.");
+    text.counter(
+        "cluster_shard_changes",
+        "Shards that this server has taken, given away or split.",
+    );
     text.sample(&[("change", &"taken")], get(&sight.taken))
-        .sample(&[("change", &"given")], get(&sight.given));
+        .sample(&[("change", &"given")], get(&sight.given))
+        .sample(&[("change", &"split")], get(&sight.split));
     text.counter("cluster_shard_change_failures", "Attempts to do so that have failed.")
         .value(get(&sight.failures));
     text.counter("cluster_messages", "Messages of PUBLISH to and from other servers.");

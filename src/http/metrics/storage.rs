@@ -49,7 +49,7 @@ fn put_journal(text: &mut MetricsText, running: &LoadedServer) {
         "journal_backlog_bytes",
         "Bytes of records that the shard's engine has not flushed; they are replayed at a start.",
     );
-    for shard in 0..node.layout.shards {
+    for shard in 0..node.layout.shards() {
         let backlog = stats.backlog.iter().find(|(id, _)| *id == shard);
         text.sample(&[("shard", &shard)], backlog.map_or(0, |(_, bytes)| *bytes));
     }

@@ -105,7 +105,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let zero = AtomicU64::default;
     let sizes = Mutex::default();
     let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero(), sizes };
-    let mut report = Report { shards: layout.shards, ..Report::default() };
+    let mut report = Report { shards: layout.shards(), ..Report::default() };
     match check_journal(location, &manifest, &findings).await {
         Ok(records) => report.records = records,
         Err(error) => findings.problem(format!("journal: {error:#}")),
@@ -135,7 +135,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
 async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<String, u64>>> {
     let mut places = vec![location.journal()];
     places.extend(
-        (0..layout.shards).map(|shard| {
+        (0..layout.shards()).map(|shard| {
             location.store.join(&format!("{}/manifest", engine_dir(usize::from(shard))))
         }),
     );
@@ -170,7 +170,7 @@ async fn check_journal(
     check_salt(&journal, manifest, location)?;
     // A branch in a bucket has its rows in files of its parent at first.
     let shared = store.with_shared().await?;
-    let controls = peek_controls(&shared, manifest.layout().shards).await?;
+    let controls = peek_controls(&shared, manifest.layout().shards()).await?;
     let shards = controls.iter().map(|(id, control)| (*id, control));
     let problems = identity_problems(manifest, store, shards.clone());
     problems.iter().for_each(|problem| findings.problem(problem));
@@ -182,7 +182,7 @@ async fn check_journal(
 
 /// Reads the engines' records of compactions, which no branch has, but which a start reads.
 async fn check_merges(store: &Place, layout: &Layout, findings: &Findings<'_>) {
-    for shard in 0..usize::from(layout.shards) {
+    for shard in 0..usize::from(layout.shards()) {
         let engine = store.join(&engine_dir(shard));
         let read = admin(engine.store(), engine.root().as_ref()).read_compactions(None).await;
         if let Err(error) = read.context("the state of its merges") {
@@ -224,7 +224,7 @@ async fn check_branch(location: &Location, to: &Place, findings: &Findings<'_>) 
     // Hands the journal's tail over to the engines.
     Directory::open(options.clone(), clock.clone()).await?.close().await?;
     let opened = Directory::open(options, clock).await?;
-    let layout: Layout = (*opened.layout).clone();
+    let layout = opened.layout.clone();
     let generations: Generations = opened.generations.clone();
     for (id, engine) in (0..).zip(opened.engines()) {
         let shard = shard::ShardCheck { id, layout: &layout, engine: &engine, findings };

@@ -139,7 +139,7 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
     };
     let recovery = LocalJournal::recover(&records, Options::default())?;
     let mut shards = Vec::new();
-    for shard in 0..usize::from(layout.shards) {
+    for shard in 0..usize::from(layout.shards()) {
         let engine = place.join(&engine_dir(shard));
         let manifest = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
         let manifest = manifest.with_context(|| format!("shard {shard} has no manifest"))?.id();

@@ -9,7 +9,7 @@ use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, offline_options, sync_dir};
 use crate::control::Control;
 use crate::directory::{Location, Manifest, NewDirectory, complete_shards, is_data_directory};
-use crate::engine::checkpoint::keep_for_branch;
+use crate::engine::checkpoint::{keep_for_branch, keep_on};
 use crate::engine::trial::try_engine;
 use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
 use crate::place::{Place, Share, Shares, admin};
@@ -141,15 +141,12 @@ impl TargetDirectory {
             (Transfer::CopyWithin, _) => self.copy_within(image, &image.pieces).await?,
         }
         self.forget_checkpoints(checkpoint.shards.len()).await?;
-        let layout = Layout {
-            shards: checkpoint.shards.len() as u16, // as it was in a data directory
-            seed: checkpoint.seed,
-        };
+        // Their number was that of a data directory.
+        let layout = Layout::new(checkpoint.shards.len() as u16, checkpoint.seed);
         let manifest = self.add_records(image, Manifest::of(&layout), end).await?;
         self.verify(checkpoint, end).await?;
         for (engine, checkpoint) in &self.kept {
-            let id = checkpoint.parse().context("the id of a checkpoint")?;
-            engine.refresh_checkpoint(id, None).await?;
+            keep_on(engine, checkpoint).await?;
         }
         self.new.prove().await?;
         manifest.store(&self.place).await?;
@@ -235,8 +232,8 @@ impl TargetDirectory {
             }
             let admin = admin(engine.store(), engine.root().as_ref());
             let path = self.place.root().as_ref();
-            let checkpoint = keep_for_branch(&admin, &state.id, path).await;
-            let checkpoint = checkpoint.with_context(|| format!("keeping files of {engine}"))?;
+            let kept = keep_for_branch(&admin, Some(&state.id), path).await;
+            let checkpoint = kept.with_context(|| format!("keeping files of {engine}"))?.id;
             let share =
                 Share { engine: engine.root().to_string(), checkpoint: checkpoint.clone(), files };
             engines.insert(self.place.path(&dir).to_string(), share);

@@ -98,7 +98,7 @@ impl ClusterConversion {
             }
         };
         Ok(ConvertibleData {
-            shards: manifest.layout().shards,
+            shards: manifest.layout().shards(),
             keys: contents.keys(),
             is_exact: contents.is_exact(),
             is_open: contents.is_open,
@@ -164,7 +164,7 @@ impl ClusterConversion {
             bail!("the journal {place} has not ended");
         }
         BucketJournal::remove_records(&place, &options).await?;
-        let (shards, epoch) = (manifest.layout().shards, journal.epoch.max(manifest.epoch()));
+        let (shards, epoch) = (manifest.layout().shards(), journal.epoch.max(manifest.epoch()));
         let lease_ms = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
         let first = || MapDraft::create_behind(epoch, shards, lease_ms);
         let map = newest_or(&MapStore::new(store), first).await?;

@@ -80,15 +80,7 @@ impl Owner {
         let joined = ClusterSeat::join(options, Clock::default(), (node, &address), role).await;
         let (directory, seat) = joined.unwrap();
         let map = seat.maps().newest().await.unwrap().unwrap();
-        let given = map.owned_by(seat.life()).map(|shard| {
-            let given = GivenShard {
-                id: shard.id,
-                journals: vec![],
-                is_begun: shard.is_begun,
-                stored: shard.stored,
-            };
-            (given, shard.since)
-        });
+        let given = map.owned_by(seat.life()).map(|shard| GivenShard::of(shard, seat.life()));
         let given: Vec<_> = given.collect();
         assert_eq!(given.len(), usize::from(SHARDS));
         let journal = directory.journal.clone();

@@ -5,6 +5,7 @@ use super::libraries::LibrariesId;
 use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 use crate::journal::Lsn;
+use crate::slot::MAX_SHARDS;
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -31,6 +32,12 @@ pub enum MapRefusal {
     Parked(u16),
     #[error("shard {shard} has an owner, life {owner}")]
     Owned { shard: u16, owner: Life },
+    #[error(
+        "shard {shard} cannot be split at slot {slot}: it does not have it, or it is its first one"
+    )]
+    NoSplit { shard: u16, slot: u16 },
+    #[error("there are {MAX_SHARDS} shards, and no more are possible")]
+    ManyShards,
     #[error("shard {0} must go from its sealed owner to an open one")]
     NoHeir(u16),
     #[error("life {0} owns shards")]
@@ -58,7 +65,7 @@ pub enum MapRefusal {
 /// A change of the map that is being made: any number of steps, which count together or not at all.
 #[derive(Debug)]
 pub struct MapDraft {
-    map: ClusterMap,
+    pub(super) map: ClusterMap,
 }
 
 /// A whole change, which may be under way. Its fate is known once [`MapStore::change`] has returned
@@ -113,6 +120,9 @@ impl MapDraft {
             stored: 0,
             moving_to: None,
             is_pinned: false,
+            slots: None,
+            origin: None,
+            split_at: None,
         };
         Ok(Self {
             map: ClusterMap {
@@ -496,7 +506,7 @@ impl MapDraft {
     }
 
     /// Checks that an open life owns a shard.
-    fn owned(&self, shard: u16, life: Life) -> Result<(), MapRefusal> {
+    pub(super) fn owned(&self, shard: u16, life: Life) -> Result<(), MapRefusal> {
         let is_owner = self.entry(shard)?.owner == Some(life);
         is_owner.then_some(()).ok_or(MapRefusal::NotOwner { shard, life })?;
         self.open(life)
@@ -522,7 +532,7 @@ impl MapDraft {
         self.hand_over(shard, Some(heir), journals);
     }
 
-    fn hand_over(&mut self, shard: u16, owner: Option<Life>, journals: Vec<Life>) {
+    pub(super) fn hand_over(&mut self, shard: u16, owner: Option<Life>, journals: Vec<Life>) {
         let since = self.map.number;
         let entry = &mut self.map.shards[usize::from(shard)];
         let is_pinned = entry.is_pinned && owner.is_some() && owner == entry.moving_to;

@@ -14,7 +14,7 @@
 
 use super::draft::MapRefusal;
 use super::lives::{journal_of, journal_options};
-use super::map::ClusterMap;
+use super::map::{ClusterMap, MapShard};
 use super::member::{Life, MapMember, MemberState};
 use super::store::{AmendError, MapStore};
 use crate::directory::{Manifest, OpenOptions, peek_control};
@@ -69,6 +69,8 @@ pub struct LossStore {
     maps: MapStore,
     options: BucketOptions,
     lease: Duration,
+    /// Number of shards at the creation of the cluster.
+    created: u16,
 }
 
 impl LossStore {
@@ -84,7 +86,8 @@ impl LossStore {
         let maps = MapStore::new(&store);
         let lease = maps.newest().await?.with_context(no_cluster)?.lease();
         let options = journal_options(&options, manifest.salt(), lease);
-        Ok(Self { store, maps, options, lease })
+        let created = manifest.layout().shards();
+        Ok(Self { store, maps, options, lease, created })
     }
 
     /// Looks at the journal of a life, and at the shards that need it. Changes nothing.
@@ -110,7 +113,7 @@ impl LossStore {
         for shard in map.shards().iter().filter(|shard| shard.journals.contains(&life)) {
             let later = shard.journals.iter().skip_while(|it| **it != life).skip(1);
             let later = later.filter(|it| shard.owner != Some(**it));
-            let mut found = self.look_at_shard(shard.id, read_up_to).await?;
+            let mut found = self.look_at_shard(shard, read_up_to).await?;
             found.is_torn |= later.count() > 0;
             shards.push(found);
         }
@@ -118,10 +121,10 @@ impl LossStore {
     }
 
     /// Returns what a shard has without the records behind an lsn.
-    async fn look_at_shard(&self, id: u16, read_up_to: Lsn) -> Result<LossyShard> {
-        let mut looks = 1;
+    async fn look_at_shard(&self, entry: &MapShard, read_up_to: Lsn) -> Result<LossyShard> {
+        let (id, home, mut looks) = (entry.id, entry.home(self.created), 1);
         let control = loop {
-            match peek_control(&self.store, id).await {
+            match peek_control(&self.store, &home).await {
                 Err(_) if looks < LOOKS => looks += 1,
                 read => break read?,
             }

@@ -3,8 +3,10 @@
 use super::libraries::LibrariesId;
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeId};
 use crate::journal::Lsn;
+use crate::slot::{Layout, MAX_SHARDS, SLOTS};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::time::Duration;
 
 /// The version of the format that this program writes and reads.
@@ -59,6 +61,25 @@ pub struct MapShard {
     /// True if a user wants it at `moving_to`, or else at its owner: balance leaves it there. It ends
     /// when the shard changes hands in another way.
     pub is_pinned: bool,
+    /// Its first and its last slot, once any shard was split; `None`: see [`ClusterMap::slots_of`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<(u16, u16)>,
+    /// The shard that it was split from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<SplitOrigin>,
+    /// The first slot that the owner is to split off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split_at: Option<u16>,
+}
+
+/// The origin of a shard that was split from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SplitOrigin {
+    pub shard: u16,
+    /// The life that made its files. It is a part of their place: a life that has ended, and still writes
+    /// there, disturbs nobody.
+    pub by: Life,
 }
 
 /// The reason why an object is no map that can be used.
@@ -127,6 +148,20 @@ impl ClusterMap {
         &self.shards
     }
 
+    /// Returns the slots of a shard; none if there is no such shard.
+    pub fn slots_of(&self, shard: u16) -> Range<u16> {
+        match self.shards.get(usize::from(shard)) {
+            None => 0..0,
+            Some(MapShard { slots: Some((first, last)), .. }) => *first..last + 1,
+            Some(_) => Layout::slots_at_creation(self.shards.len() as u16, shard),
+        }
+    }
+
+    /// Returns the slots of all shards, in the order of the shards.
+    pub fn division(&self) -> Vec<Range<u16>> {
+        self.shards.iter().map(|shard| self.slots_of(shard.id)).collect()
+    }
+
     /// Returns the shards of an owner, in their order.
     pub fn owned_by(&self, life: Life) -> impl Iterator<Item = &MapShard> {
         self.shards.iter().filter(move |shard| shard.owner == Some(life))
@@ -182,8 +217,9 @@ impl ClusterMap {
         if self.format != FORMAT || self.number == 0 || self.lease_ms == 0 {
             return Err("its format, its number or its lease is invalid".to_owned());
         }
-        if self.shards.is_empty() || self.members.len() > MAX_MEMBERS {
-            return Err("it has no shard, or too many members".to_owned());
+        let shards = 1..=usize::from(MAX_SHARDS);
+        if !shards.contains(&self.shards.len()) || self.members.len() > MAX_MEMBERS {
+            return Err("it has no shard, or too many shards or members".to_owned());
         }
         if !self.members.is_sorted_by(|a, b| a.life < b.life) {
             return Err("its members are not in the order of their lives".to_owned());
@@ -205,12 +241,31 @@ impl ClusterMap {
                 return Err(format!("life {} has no valid host", member.life));
             }
         }
+        if !self.covers_all_slots() {
+            return Err("its shards do not have each slot once".to_owned());
+        }
         for (id, shard) in self.shards.iter().enumerate() {
             if let Some(complaint) = self.complaint(id, shard) {
                 return Err(format!("shard {} {complaint}", shard.id));
             }
         }
         Ok(())
+    }
+
+    /// Returns true if each slot is in one shard: those of creation, or those that are said.
+    fn covers_all_slots(&self) -> bool {
+        if self.shards.iter().all(|shard| shard.slots.is_none()) {
+            return true;
+        }
+        let mut said: Vec<(u16, u16)> = self.shards.iter().filter_map(|it| it.slots).collect();
+        said.sort_unstable();
+        let mut next = 0;
+        let follows = said.iter().all(|(first, last)| {
+            let is_next = *first == next && first <= last && *last < SLOTS;
+            next = last.saturating_add(1);
+            is_next
+        });
+        follows && next == SLOTS && said.len() == self.shards.len()
     }
 
     /// Returns what is wrong with the entry in the place of shard `id`.
@@ -237,6 +292,13 @@ impl ClusterMap {
         }
         if shard.is_pinned && shard.owner.is_none() {
             return Some("is pinned, and has no owner");
+        }
+        if shard.origin.is_some_and(|from| from.shard >= shard.id || from.by.0 >= self.next_life) {
+            return Some("was split from a later shard, or by a later life");
+        }
+        let slots = self.slots_of(shard.id);
+        if shard.split_at.is_some_and(|at| at <= slots.start || at >= slots.end) {
+            return Some("is to be split at a slot that it does not have, or at its first one");
         }
         let aim = shard.moving_to?;
         let is_wrong = shard.owner.is_none_or(|owner| owner == aim) || !self.may_own(aim);

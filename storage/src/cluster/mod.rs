@@ -40,6 +40,9 @@ mod seat;
 mod seat_tests;
 #[cfg(test)]
 mod sim_tests;
+mod splitting;
+#[cfg(test)]
+mod splitting_tests;
 mod store;
 mod taking;
 #[cfg(test)]
@@ -52,9 +55,10 @@ pub use following::LifeFollower;
 pub use libraries::{LibrariesError, LibrariesId, LibraryStore};
 pub use lives::SealedLife;
 pub use losses::{GivenUp, JournalLoss, LossStore, LossyShard};
-pub use map::{ClusterMap, MapShard};
+pub use map::{ClusterMap, MapShard, SplitOrigin};
 pub use member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 pub use mirroring::MirroredShards;
 pub use seat::ClusterSeat;
+pub use splitting::ShardBranch;
 pub use store::{AmendError, MapError, MapOutcome, MapStore};
 pub use taking::{GivenShard, TakenShard};

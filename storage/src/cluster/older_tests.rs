@@ -2,7 +2,7 @@
 
 use super::Life;
 use super::seat_tests::{KEYS, TestServer};
-use crate::directory::shard_place;
+use crate::directory::ShardHome;
 use crate::place::Place;
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Returns the objects of a shard.
 async fn copied(store: &Place) -> Vec<(Path, Bytes)> {
-    let place = shard_place(store, 0);
+    let place = ShardHome::at_creation(0).place(store);
     let listed: Vec<_> = place.store().list(Some(place.root())).try_collect().await.unwrap();
     let mut objects = Vec::new();
     for meta in listed {

@@ -4,8 +4,9 @@ use super::draft::{MapDraft, MapRefusal};
 use super::libraries::LibraryStore;
 use super::lives::{SealedLife, begin, journal_of, journal_options};
 use super::map::{ClusterMap, MapShard};
-use super::member::{Life, MemberState, NodeAddress, NodeId, ServerRole};
+use super::member::{Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 use super::mirroring::MirroredShards;
+use super::splitting::remove_unfinished;
 use super::store::{AmendError, MapError, MapOutcome, MapStore};
 use super::taking::{GivenShard, ShardTaker, TakenShard};
 use crate::clock::Clock;
@@ -55,23 +56,16 @@ impl ClusterSeat {
         let manifest = Manifest::open_cluster(&options).await?;
         let maps = MapStore::new(&store);
         let lease_ms = u64::try_from(options.lease.as_millis()).unwrap_or(u64::MAX);
-        let first = || MapDraft::create(manifest.layout().shards, lease_ms);
+        let first = || MapDraft::create(manifest.layout().shards(), lease_ms);
         let map = newest_or(&maps, first).await?;
         let journal_options = journal_options(&options, manifest.salt(), map.lease());
         let life = loop {
             let newest = maps.newest().await?;
             let former = newest.as_ref().and_then(|map| map.open_member(node));
-            let owns_shards = |map: &ClusterMap, life| map.owned_by(life).next().is_some();
-            if let (Some(map), Some(former)) = (&newest, former)
-                && role != ServerRole::Owner
-                && owns_shards(map, former.life)
-            {
-                bail!(
-                    "life {} of this server owns shards, which a replica cannot have: end it with SIGTERM, \
-                     so that others take them, or wait until they have",
-                    former.life
-                );
-            }
+            let role = match &newest {
+                Some(map) => role_at_start(map, node, role)?,
+                None => role,
+            };
             if let Some(former) = former {
                 tracing::info!(life = former.life.0, "ending the former life of this server");
                 let sealing =
@@ -100,6 +94,15 @@ impl ClusterSeat {
 
     pub fn life(&self) -> Life {
         self.life
+    }
+
+    pub(super) fn store(&self) -> &Place {
+        &self.store
+    }
+
+    /// Returns the number of shards at the creation of the cluster.
+    pub(super) fn created(&self) -> u16 {
+        self.taker.manifest.layout().shards()
     }
 
     pub fn node(&self) -> NodeId {
@@ -269,6 +272,8 @@ impl ClusterSeat {
             let place = journal_of(&self.store, *life);
             let removed = BucketJournal::remove_records(&place, &self.journal_options).await;
             removed.with_context(|| format!("deleting the journal of life {life}"))?;
+            let removed = remove_unfinished(&self.store, *life, map).await;
+            removed.with_context(|| format!("deleting what life {life} has begun"))?;
         }
         match self.amend(|draft| draft.forget(&gone)).await? {
             Ok(map) => Ok(map),
@@ -303,6 +308,30 @@ fn ending(life: Life) -> String {
     format!(
         "ending life {life} (`flagstone cluster give-up {life}` tells if its journal has lost objects)"
     )
+}
+
+/// Returns the role in which a node joins again that wants `wanted`. One that owns shards, because it was
+/// promoted, is an owner again, unless others can take them: nobody else may be left to serve them.
+///
+/// # Errors
+/// If it is to be a replica, and others are to take its shards first.
+fn role_at_start(map: &ClusterMap, node: NodeId, wanted: ServerRole) -> Result<ServerRole> {
+    let lives = map.members().iter().filter(|member| member.node == node).map(|member| member.life);
+    let Some(life) = lives.into_iter().find(|life| map.owned_by(*life).next().is_some()) else {
+        return Ok(wanted);
+    };
+    let is_other =
+        |it: &MapMember| it.node != node && it.state == MemberState::Open && it.takes_shards();
+    if wanted == ServerRole::Replica && map.members().iter().any(is_other) {
+        bail!(
+            "life {life} of this server owns shards, which a replica cannot have: end it with SIGTERM, so \
+             that others take them, or wait until they have"
+        );
+    }
+    if wanted != ServerRole::Owner {
+        tracing::warn!("this server owns shards, as it was promoted: it starts as an owner");
+    }
+    Ok(ServerRole::Owner)
 }
 
 /// Returns the newest map, and makes the first one if there is none.

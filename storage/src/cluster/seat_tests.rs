@@ -55,10 +55,10 @@ fn key(n: u64) -> Vec<u8> {
     format!("key:{n}").into_bytes()
 }
 
-fn number(value: &Value) -> u64 {
+fn text(value: &Value) -> Vec<u8> {
     match value {
-        Value::Absent => 0,
-        Value::Str(text) => std::str::from_utf8(&text.whole().unwrap()).unwrap().parse().unwrap(),
+        Value::Absent => Vec::new(),
+        Value::Str(text) => text.whole().unwrap().to_vec(),
         _ => panic!("no other values are written"),
     }
 }
@@ -102,21 +102,8 @@ impl TestServer {
         for shard in map.owned_by(life).filter(|shard| !is_here(shard)) {
             groups.entry(shard.journals.clone()).or_default().push(shard.clone());
         }
-        for (journals, group) in groups {
-            let journals: Vec<Life> = journals.into_iter().filter(|it| *it != life).collect();
-            let given = |shard: &MapShard| {
-                let journals = journals.clone();
-                (
-                    GivenShard {
-                        id: shard.id,
-                        journals,
-                        is_begun: shard.is_begun,
-                        stored: shard.stored,
-                    },
-                    shard.since,
-                )
-            };
-            let given: Vec<_> = group.iter().map(given).collect();
+        for group in groups.into_values() {
+            let given: Vec<_> = group.iter().map(|shard| GivenShard::of(shard, life)).collect();
             for taken in self.seat.take(&given).await? {
                 self.adopted.insert(taken.shard.id, taken.adopted);
                 self.partition.attach(taken.shard).unwrap();
@@ -156,10 +143,16 @@ impl TestServer {
 
     /// Returns the number of a key.
     pub(super) async fn get(&mut self, n: u64) -> u64 {
+        let text = self.get_text(n).await;
+        if text.is_empty() { 0 } else { std::str::from_utf8(&text).unwrap().parse().unwrap() }
+    }
+
+    /// Returns the text of a key; empty: there is none.
+    pub(super) async fn get_text(&mut self, n: u64) -> Vec<u8> {
         loop {
             self.partition.store.begin(NOW, true);
             match self.partition.store.entry(0, &key(n)) {
-                Ok(entry) => return entry.map_or(0, |entry| number(&entry.value)),
+                Ok(entry) => return entry.map_or_else(Vec::new, |entry| text(&entry.value)),
                 Err(Fault::Miss(need)) => self.load(*need).await,
                 Err(fault) => panic!("{fault:?}"),
             }
@@ -168,15 +161,18 @@ impl TestServer {
 
     /// Writes a number. It is in the journal, and not durable yet; `None`: the journal has ended.
     pub(super) async fn put(&mut self, n: u64, value: u64) -> Option<()> {
+        self.put_text(n, value.to_string().into_bytes()).await?;
+        self.writes.push((n, value, self.journal.end()));
+        Some(())
+    }
+
+    pub(super) async fn put_text(&mut self, n: u64, text: Vec<u8>) -> Option<()> {
         loop {
             self.partition.store.begin(NOW, true);
-            let text = Value::Str(Str::new(value.to_string().as_bytes()));
             match self.partition.store.entry_mut(0, &key(n)) {
                 Ok(mut entry) => {
-                    entry.value = text;
-                    self.partition.commit(NOW).ok()?;
-                    self.writes.push((n, value, self.journal.end()));
-                    return Some(());
+                    entry.value = Value::Str(Str::new(&text));
+                    return self.partition.commit(NOW).ok().map(|_| ());
                 }
                 Err(Fault::Miss(need)) => self.load(*need).await,
                 Err(fault) => panic!("{fault:?}"),
@@ -466,10 +462,8 @@ async fn a_late_taker_closes_no_engine_of_a_later_owner() {
     owner.take_over(late.seat.life(), &[owner.seat.life()]).await;
     owner.take().await;
     let shard = &map.shards()[0];
-    let given =
-        GivenShard { id: 0, journals: Vec::new(), is_begun: shard.is_begun, stored: shard.stored };
-    let refused =
-        late.seat.take(&[(given, shard.since)]).await.err().map(|error| error.to_string());
+    let given = GivenShard::of(shard, late.seat.life());
+    let refused = late.seat.take(&[given]).await.err().map(|error| error.to_string());
     assert!(refused.as_ref().is_some_and(|why| why.contains("another server")), "{refused:?}");
     for n in 0..KEYS {
         owner.put(n, 1).await.unwrap();

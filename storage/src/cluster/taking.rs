@@ -7,19 +7,23 @@
 //! lsn, and so that of each later record, is above all lsns of the shard so far.
 
 use super::lives::SealedLife;
+use super::map::MapShard;
 use super::member::Life;
 use crate::clock::Clock;
 use crate::commit::Sealed;
-use crate::control::Control;
-use crate::directory::{EngineOpener, Manifest, OpenOptions, StartReplay, outdated, shard_place};
+use crate::control::{Control, slots_row};
+use crate::directory::{EngineOpener, Manifest, OpenOptions, ShardHome, StartReplay, outdated};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Claim, Engine};
 use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
+use crate::pending::Batch;
 use crate::place::Place;
 use crate::shard::Shard;
+use crate::slot::MAX_SHARDS;
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +41,18 @@ pub struct GivenShard {
     pub is_begun: bool,
     /// The lsn up to which its engine has stored everything, at least.
     pub stored: Lsn,
+    /// Its entry, which says where its files are.
+    entry: MapShard,
+}
+
+impl GivenShard {
+    /// Returns a shard as its entry in the map gives it to `life`, and the number of the map that did so.
+    pub fn of(entry: &MapShard, life: Life) -> (Self, u64) {
+        let others = entry.journals.iter().copied().filter(|journal| *journal != life);
+        let (id, journals) = (entry.id, others.collect());
+        let (is_begun, stored) = (entry.is_begun, entry.stored);
+        (Self { id, journals, is_begun, stored, entry: entry.clone() }, entry.since)
+    }
 }
 
 /// A shard that was taken, and may be served once its adoption is durable and the lives before this
@@ -68,6 +84,8 @@ pub(super) struct OpenedShard {
     pub(super) id: u16,
     pub(super) engine: Engine,
     pub(super) control: Control,
+    /// The slots whose rows count; `None`: all.
+    pub(super) slots: Option<Range<u16>>,
 }
 
 impl ShardTaker {
@@ -80,7 +98,7 @@ impl ShardTaker {
         Self {
             store: options.store.clone(),
             opener: EngineOpener::new(options, &manifest, &clock),
-            presence_bytes: options.presence_bytes / usize::from(manifest.layout().shards.max(1)),
+            presence_bytes: options.presence_bytes / usize::from(manifest.layout().shards().max(1)),
             replay_bytes: options.replay_bytes,
             databases: options.databases,
             manifest,
@@ -115,11 +133,8 @@ impl ShardTaker {
             let recovered = journals.iter().map(|journal| journal.recovered());
             one.check_age(&self.store, given.stored, recovered)?;
         }
-        let stale = opened
-            .iter()
-            .map(|one| (one.engine.clone(), outdated(&one.control, one.id, &self.manifest)));
-        let known = self.manifest.layout().shards;
-        let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, known);
+        let stale = opened.iter().map(|one| (one.engine.clone(), self.outdated(one)));
+        let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, MAX_SHARDS);
         let ends = journals.iter().map(|journal| journal.end());
         let above = opened.iter().map(|one| one.end()).chain(ends).max().unwrap_or(0);
         let mut applied: Vec<Lsn> = opened.iter().map(|one| one.applied()).collect();
@@ -153,8 +168,9 @@ impl ShardTaker {
     where
         F: Future<Output = Result<bool>>,
     {
-        let places = given.iter().map(|one| shard_place(&self.store, one.id).join("db"));
-        let places: Vec<Place> = places.collect();
+        let created = self.manifest.layout().shards();
+        let homes: Vec<ShardHome> = given.iter().map(|one| one.entry.home(created)).collect();
+        let places: Vec<Place> = homes.iter().map(|home| home.engine_place(&self.store)).collect();
         let epochs = try_join_all(places.iter().map(epoch_of)).await?;
         for (one, epoch) in given.iter().zip(&epochs) {
             if one.is_begun && *epoch == 0 {
@@ -164,29 +180,57 @@ impl ShardTaker {
         if !is_mine().await? {
             bail!("the shards belong to another server by now");
         }
-        let opening = given.iter().zip(epochs).map(|(one, epoch)| self.open_one(one.id, epoch));
+        let opening = given.iter().zip(&homes).zip(epochs);
+        let opening = opening.map(|((one, home), epoch)| self.open_one(&one.entry, home, epoch));
         try_join_all(opening).await
     }
 
-    async fn open_one(&self, id: u16, epoch: u64) -> Result<OpenedShard> {
+    async fn open_one(
+        &self,
+        entry: &MapShard,
+        home: &ShardHome,
+        epoch: u64,
+    ) -> Result<OpenedShard> {
         let files = |place: &Place| Ok(place.stamping());
-        let engine = self.opener.open(id, &files, Claim::After(epoch)).await?;
-        self.opened(id, engine).await
+        let engine = self.opener.open(home, &files, Claim::After(epoch)).await?;
+        self.opened(entry, home, engine).await
     }
 
     /// Reads the control rows of an engine, and checks that it is that of the shard.
-    pub(super) async fn opened(&self, id: u16, engine: Engine) -> Result<OpenedShard> {
-        let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
-        let control = Control::read(&rows).map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
-        let identity = self.manifest.identity(id);
-        if control.identity.is_some_and(|found| found != identity) {
+    pub(super) async fn opened(
+        &self,
+        entry: &MapShard,
+        home: &ShardHome,
+        engine: Engine,
+    ) -> Result<OpenedShard> {
+        let (id, rows) = (entry.id, engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?);
+        let control = Control::read(&rows);
+        let mut control = control.map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
+        let slots = home.slots.as_ref().map(|own| own.0.clone());
+        if let Some(slots) = &slots {
+            control.counters.keep_slots(slots);
+        }
+        // Its first owner replaces the identity of the shard that it was split from.
+        let origin = entry.origin.map(|origin| self.manifest.identity(origin.shard));
+        let identities = [Some(self.manifest.identity(id)), origin];
+        if control.identity.is_some() && !identities.contains(&control.identity) {
             bail!("{}/shard-{id} is a shard of another data directory, or another one", self.store);
         }
-        Ok(OpenedShard { id, engine, control })
+        Ok(OpenedShard { id, engine, control, slots })
+    }
+
+    /// Returns the batch that replaces control rows which are not true any more.
+    fn outdated(&self, opened: &OpenedShard) -> Batch {
+        let OpenedShard { id, control, slots, .. } = opened;
+        let mut rows = outdated(control, *id, &self.manifest);
+        if control.slots != *slots {
+            rows.push(slots_row(slots.as_ref()));
+        }
+        rows
     }
 
     fn shard(&self, opened: OpenedShard) -> Shard {
-        let OpenedShard { id, engine, control } = opened;
+        let OpenedShard { id, engine, control, .. } = opened;
         Shard::new(id, engine, self.journal.epoch(), control, self.presence_bytes)
     }
 

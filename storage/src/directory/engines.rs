@@ -1,6 +1,6 @@
 //! Opens the engines of a directory, and divides their memory.
 
-use super::{Manifest, OpenOptions, OpenStore, remove_staged, shard_place};
+use super::{Manifest, OpenOptions, OpenStore, ShardHome, remove_staged};
 use crate::clock::Clock;
 use crate::engine::points::{MAX_FILES, PointLimits};
 use crate::engine::{Claim, Engine, MergePermits, Upkeep};
@@ -84,38 +84,45 @@ impl EngineOpener {
     /// Opens the engine of a shard. Must run on the background runtime.
     pub(crate) async fn open(
         &self,
-        id: u16,
+        home: &ShardHome,
         open_store: &OpenStore<'_>,
         claim: Claim,
     ) -> Result<Engine> {
-        let shard = shard_place(&self.store, id);
+        let (id, shard) = (home.id, home.place(&self.store));
         if let Some(dir) = shard.dir() {
             fs::create_dir_all(dir).with_context(|| format!("creating {shard}"))?;
             remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
         }
-        let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
-        let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(id));
+        let opening = || format!("opening {shard}");
+        let place = match home.is_split_off() {
+            true => open_store(&shard.join("db").with_shared().await?).with_context(opening)?,
+            false => open_store(&shard).with_context(opening)?.join("db"),
+        };
+        let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(home));
         let opened = Engine::claim(&place, cache, self.clock.clone(), &upkeep, claim).await;
         opened.with_context(|| format!("shard {id} ({shard})"))
     }
 
     /// Opens the engine of a shard of another process for reading, as it is stored now. Must run on the
     /// background runtime.
-    pub(crate) async fn pin(&self, id: u16) -> Result<Engine> {
-        let place = shard_place(&self.store, id).join("db");
-        let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(id));
+    pub(crate) async fn pin(&self, home: &ShardHome) -> Result<Engine> {
+        let mut place = home.engine_place(&self.store);
+        if home.is_split_off() {
+            place = place.with_shared().await?;
+        }
+        let (cache, upkeep) = (self.cache_of(home.id), self.upkeep_of(home));
         let pinned = Engine::pin(&place, cache, self.clock.clone(), &upkeep).await;
-        pinned.with_context(|| format!("shard {id}"))
+        pinned.with_context(|| format!("shard {}", home.id))
     }
 
     fn cache_of(&self, id: u16) -> (Arc<dyn DbCache>, u64) {
         (self.cache.clone(), u64::from(id))
     }
 
-    fn upkeep_of(&self, id: u16) -> Upkeep {
+    fn upkeep_of(&self, home: &ShardHome) -> Upkeep {
         let disk_cache = self.disk_cache.as_ref();
-        let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(format!("shard-{id}")), *bytes));
-        Upkeep { disk_cache, ..self.upkeep.clone() }
+        let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(home.name()), *bytes));
+        Upkeep { disk_cache, slots: home.slots.clone(), ..self.upkeep.clone() }
     }
 }
 
@@ -128,5 +135,6 @@ pub(super) async fn open_engines(
 ) -> Result<Vec<Engine>> {
     let opener = EngineOpener::new(options, manifest, clock);
     let shards = 0..manifest.shards;
-    try_join_all(shards.map(|id| opener.open(id, open_store, Claim::Owner))).await
+    let homes: Vec<ShardHome> = shards.map(ShardHome::at_creation).collect();
+    try_join_all(homes.iter().map(|home| opener.open(home, open_store, Claim::Owner))).await
 }

@@ -147,7 +147,7 @@ fn filled(is_clean: bool) -> TempDir {
 #[test]
 fn no_flipped_bit_of_flagstone_json_is_believed() {
     let place = Place::local("/nowhere").unwrap();
-    let mut manifest = Manifest::of(&Layout { shards: 2, seed: 77 });
+    let mut manifest = Manifest::of(&Layout::new(2, 77));
     (manifest.identified, manifest.epoch) = (true, 5);
     let written = live(async {
         let root = tempfile::tempdir().unwrap();

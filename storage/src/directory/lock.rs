@@ -25,7 +25,10 @@ pub(crate) fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> 
 }
 
 /// Takes the locks of a data directory, for as long as the files are open.
-pub(crate) fn lock(dir: &Path) -> Result<Locks> {
+///
+/// # Errors
+/// If another process has it, or if it cannot be locked.
+pub fn lock(dir: &Path) -> Result<Locks> {
     let path = dir.join("lock");
     let opened = File::options().create(true).write(true).truncate(false).open(&path);
     let file = opened.with_context(|| format!("opening {}", path.display()))?;

@@ -5,7 +5,7 @@ use super::OpenOptions;
 use super::new_directory::UNFINISHED;
 use crate::control::Identity;
 use crate::place::Place;
-use crate::slot::Layout;
+use crate::slot::{Layout, MAX_SHARDS};
 use anyhow::{Context, Result, anyhow, bail};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
@@ -19,9 +19,6 @@ use xxhash_rust::xxh3::xxh3_128;
 /// for that of a cluster.
 const FORMAT: u32 = 1;
 const CLUSTER_FORMAT: u32 = 2;
-
-/// Maximum number of shards of a node.
-pub const MAX_SHARDS: u16 = 1024;
 
 const NAME: &str = "flagstone.json";
 
@@ -191,7 +188,7 @@ impl Manifest {
     pub(crate) fn of(layout: &Layout) -> Self {
         Self {
             cluster: false,
-            shards: layout.shards,
+            shards: layout.shards(),
             seed: layout.seed,
             salt: rand::random(),
             id: rand::random(),
@@ -207,7 +204,7 @@ impl Manifest {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout { shards: self.shards, seed: self.seed }
+        Layout::new(self.shards, self.seed)
     }
 
     /// Returns the identity of a shard of this directory.
@@ -281,7 +278,7 @@ impl Manifest {
             bail!("{store} holds {name} but no {NAME}: it is not a whole data directory");
         }
         let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
-        let manifest = Self { cluster, ..Self::of(&Layout { shards, seed: rand::random() }) };
+        let manifest = Self { cluster, ..Self::of(&Layout::new(shards, rand::random())) };
         manifest.store(store).await
     }
 
@@ -290,7 +287,7 @@ impl Manifest {
         if !(1..=MAX_SHARDS).contains(&shards) {
             bail!("{shards} shards: there may be 1 to {MAX_SHARDS}");
         }
-        Ok(Self::of(&Layout { shards, seed: self.seed }))
+        Ok(Self::of(&Layout::new(shards, self.seed)))
     }
 
     /// Writes the file: from then on the place is a data directory. If another process was faster,

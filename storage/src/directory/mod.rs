@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod damage_tests;
 mod engines;
+mod home;
 mod identity;
 #[cfg(test)]
 mod identity_tests;
@@ -39,14 +40,15 @@ use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 pub(crate) use engines::EngineOpener;
 use engines::open_engines;
+pub(crate) use home::ShardHome;
 pub(crate) use identity::identity_problems;
 pub use location::Location;
-pub use lock::{Locks, is_open};
-pub(crate) use lock::{lock, lock_all};
+pub(crate) use lock::lock_all;
+pub use lock::{Locks, is_open, lock};
 pub use manifest::create_private_dir;
+pub use manifest::is_data_directory;
 #[cfg(test)]
 pub(crate) use manifest::is_of_one_server;
-pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;
@@ -309,7 +311,7 @@ impl Directory {
             dealt[usize::from(shard.id) % shard_workers].push(shard);
         }
         let live = &self.generations.live[..self.databases as usize];
-        let attached = Arc::new(AttachedShards::new(&self.layout));
+        let attached = Arc::new(AttachedShards::default());
         let partition = |shards: Vec<Shard>| {
             let shared = (self.layout.clone(), self.versions.clone(), attached.clone());
             let store = Store::sharing(shared, live, false);
@@ -414,10 +416,6 @@ pub(crate) fn check_salt(
     Ok(())
 }
 
-pub(crate) fn shard_place(store: &Place, id: u16) -> Place {
-    store.join(&format!("shard-{id}"))
-}
-
 /// Removes objects that a kill has left half-written: the local store writes them under names that
 /// end in `#` and a number, and never reads them again.
 pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
@@ -501,8 +499,9 @@ async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, 
     for (id, engine) in (0u16..).zip(engines) {
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
         let control = Control::read(&rows);
-        let control = control
-            .map_err(|what| anyhow::anyhow!("shard {id} ({}): {what}", shard_place(store, id)))?;
+        let control = control.map_err(|what| {
+            anyhow::anyhow!("shard {id} ({}): {what}", ShardHome::at_creation(id).place(store))
+        })?;
         opened.push((id, engine, control));
     }
     Ok(opened)
@@ -513,17 +512,20 @@ async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, 
 pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
     let mut found = Vec::new();
     for id in 0..shards {
-        found.push((id, peek_control(store, id).await?));
+        found.push((id, peek_control(store, &ShardHome::at_creation(id)).await?));
     }
     Ok(found)
 }
 
 /// Returns the control rows of a shard without opening its engine; without an engine it has none.
-pub(crate) async fn peek_control(store: &Place, id: u16) -> Result<Control> {
-    let shard = shard_place(store, id);
-    let rows = peek(&shard.join("db"), &[row::CONTROL]).await?;
+pub(crate) async fn peek_control(store: &Place, home: &ShardHome) -> Result<Control> {
+    let (id, mut place) = (home.id, home.engine_place(store));
+    if home.is_split_off() {
+        place = place.with_shared().await?;
+    }
+    let rows = peek(&place, &[row::CONTROL]).await?;
     let control = Control::read(&rows.unwrap_or_default());
-    control.map_err(|what| anyhow::anyhow!("shard {id} ({shard}): {what}"))
+    control.map_err(|what| anyhow::anyhow!("shard {id} ({place}): {what}"))
 }
 
 /// Returns the batch that replaces control rows which the next record makes untrue: that the shard

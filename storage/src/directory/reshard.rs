@@ -12,7 +12,7 @@ use super::{
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
-use crate::encoding::{Library, Row, SourcePosition, prefix_range, row};
+use crate::encoding::{Library, Row, SourcePosition, prefix_range, row, slot_of_row};
 use crate::engine::{BATCH_BYTES, Engine};
 use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
@@ -202,7 +202,7 @@ async fn copy_rows(
             let take = |key: Bytes, value: Bytes| {
                 copied.add(&key, &value);
                 bytes += key.len() + value.len();
-                match slot_of_row(&key) {
+                match slot_of_whole_row(&key) {
                     Some(slot) => {
                         batches[usize::from(layout.shard_of(slot))].push((key, Some(value)));
                     }
@@ -224,14 +224,9 @@ async fn copy_rows(
     Ok(())
 }
 
-fn slot_of_row(key: &[u8]) -> Option<u16> {
-    match Row::parse(key)? {
-        Row::Meta { slot, .. }
-        | Row::Element { slot, .. }
-        | Row::Time { slot, .. }
-        | Row::Dead { slot, .. } => Some(slot),
-        Row::Library { .. } | Row::Source | Row::Control { .. } => None,
-    }
+/// Returns the slot of a row that can be parsed.
+fn slot_of_whole_row(key: &[u8]) -> Option<u16> {
+    Row::parse(key).and_then(|_| slot_of_row(key))
 }
 
 /// Writes the control rows of the new shards: each is complete.

@@ -31,6 +31,8 @@ const DIGEST: u8 = 1;
 
 /// Offset of the slot in a meta row key.
 const META_SLOT: usize = 5;
+/// Offset of the slot in the key of a row of the expiry index.
+const TIME_SLOT: usize = 9;
 /// Length of a meta row key before the user key: kind, generation, slot, hash48.
 const META_HEAD: usize = 1 + 4 + 2 + 6;
 /// Length of an element row key before the element: kind, slot, version.
@@ -207,6 +209,17 @@ impl<'a> Row<'a> {
     }
 }
 
+/// Returns the slot of a row; `None` if it belongs to none, or is damaged.
+pub(crate) fn slot_of_row(row_key: &[u8]) -> Option<u16> {
+    let at = match row_key.first()? {
+        &row::META => META_SLOT,
+        &row::ELEMENT | &row::DEAD => 1,
+        &row::TIME => TIME_SLOT,
+        _ => return None,
+    };
+    be_u16(row_key.get(at..at + 2)?)
+}
+
 fn be_u16(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.try_into().ok()?))
 }
@@ -249,7 +262,10 @@ mod tests {
             Row::parse(&time),
             Some(Row::Time { at_ms: 99, slot: 5, generation: 7, fields: true, key: b"k" })
         );
+        assert_eq!([&key, &time].map(|row| slot_of_row(row)), [Some(513), Some(5)]);
+        assert_eq!(slot_of_row(&[row::CONTROL, b'n', 0, 0, 0, 0, 0, 0]), None);
         let dead = RowKey::dead(3, 9);
+        assert_eq!(slot_of_row(&dead), Some(3));
         assert_eq!(Row::parse(&dead), Some(Row::Dead { slot: 3, version: 9, prefix: b"" }));
         let mut head = Vec::new();
         RowKey::elements(&mut head, 3, 9);

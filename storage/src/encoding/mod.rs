@@ -8,6 +8,7 @@ mod rows;
 mod source;
 mod varint;
 
+pub(crate) use keys::slot_of_row;
 pub use keys::{MAX_KEY, Row, RowKey, prefix_range, row};
 pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use ops::{Delta, Op, OpReader, OpWriter};

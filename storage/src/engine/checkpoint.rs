@@ -57,14 +57,32 @@ impl EngineCheckpoint {
     }
 }
 
-/// Keeps the files of a checkpoint for the branch at `path`, for [`MAKING`] at first.
-pub(crate) async fn keep_for_branch(engine: &Admin, id: &str, path: &str) -> Result<String> {
-    let options = CheckpointOptions {
-        lifetime: Some(MAKING),
-        source: Some(id.parse().context("the id of a checkpoint")?),
-        name: Some(format!("{BRANCH}{path}")),
-    };
-    Ok(engine.create_detached_checkpoint(&options).await?.id.to_string())
+/// A SlateDB checkpoint that keeps files for a branch.
+pub(crate) struct KeptFiles {
+    pub(crate) id: String,
+    /// Number of the manifest that lists them.
+    pub(crate) manifest: u64,
+}
+
+/// Keeps the files of a checkpoint (`None`: those that the engine has now) for the branch at `path`, for
+/// [`MAKING`] at first.
+pub(crate) async fn keep_for_branch(
+    engine: &Admin,
+    id: Option<&str>,
+    path: &str,
+) -> Result<KeptFiles> {
+    let source = id.map(str::parse).transpose().context("the id of a checkpoint")?;
+    let name = Some(format!("{BRANCH}{path}"));
+    let options = CheckpointOptions { lifetime: Some(MAKING), source, name };
+    let made = engine.create_detached_checkpoint(&options).await?;
+    Ok(KeptFiles { id: made.id.to_string(), manifest: made.manifest_id })
+}
+
+/// Keeps the files of such a checkpoint for as long as the branch needs them.
+pub(crate) async fn keep_on(engine: &Admin, id: &str) -> Result<()> {
+    let id = id.parse().context("the id of a checkpoint")?;
+    engine.refresh_checkpoint(id, None).await?;
+    Ok(())
 }
 
 /// Waits for the engine, unless writes to its store have failed for [`STUCK`]: it goes on trying
@@ -141,6 +159,15 @@ impl Engine {
                 tracing::info!(branch = path, engine = %place, "nothing is kept for a branch that is gone");
             }
         }
+        Ok(())
+    }
+
+    /// Releases files of the engine that this one was split from, if it needs none of them any more.
+    ///
+    /// # Errors
+    /// If the store does not answer: the call may be repeated.
+    pub async fn release_shared(&self) -> Result<()> {
+        self.place().release().await?;
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 use super::{Engine, OpenDb};
 use crate::control::{garbage_bytes, garbage_key, garbage_value};
 use anyhow::{Context, Result};
+use bytes::Bytes;
 use slatedb::compactor::SourceId;
 use slatedb::manifest::{SsTableId, VersionedManifest};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,6 +99,15 @@ impl Engine {
             let garbage = self.opened().garbage;
             garbage.add(garbage_bytes(&value).context("the garbage row is damaged")?);
         }
+        Ok(())
+    }
+
+    /// Writes a row, and counts half of the files as garbage: the shard is about to be split. So all files are
+    /// merged soon, in both of the engines that will have them, and rows that do not count there are left out.
+    pub(crate) async fn expect_halves(&self, row: (Bytes, Option<Bytes>)) -> Result<()> {
+        let manifest = self.db().manifest();
+        let size: u64 = manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum();
+        self.write_deleting(vec![row], size / 2).await?;
         Ok(())
     }
 

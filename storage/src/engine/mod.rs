@@ -7,6 +7,7 @@ mod figures;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod machine;
+mod own_slots;
 mod pace;
 pub(crate) mod parts;
 pub(crate) mod peek;
@@ -42,6 +43,8 @@ use bytes::Bytes;
 use database::Database;
 use figures::Meters;
 use garbage::Garbage;
+use object_store::path::Path;
+pub(crate) use own_slots::OwnSlots;
 use pace::PacedStore;
 use points::{Follower, Points};
 use readers::{EngineRead, Readers};
@@ -268,6 +271,11 @@ impl Engine {
         (opened.readers.begin(), opened.db.clone())
     }
 
+    /// Returns the slots whose rows count; `None`: all.
+    pub(crate) fn slots(&self) -> Option<&Range<u16>> {
+        self.how.upkeep.slots.as_ref().map(|own| &own.0)
+    }
+
     /// Returns the place of its files.
     pub(crate) fn place(&self) -> &Place {
         &self.how.place
@@ -471,15 +479,12 @@ impl How {
         let clock = EngineClock::new(&self.clock, upkeep, &writes, &hurry);
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let meters = Arc::new(Meters::default());
-        let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
-        let compactor = CompactorBuilder::new(path.clone(), Arc::new(paced))
-            .with_options(compactor_options(upkeep))
-            .with_metrics_recorder(meters.clone())
-            .with_scheduler_supplier(Arc::new(scheduler::Supplier {
-                garbage: garbage.clone(),
-                merges: upkeep.merges.clone(),
-                writes: writes.clone(),
-            }));
+        let scheduler = scheduler::Supplier {
+            garbage: garbage.clone(),
+            merges: upkeep.merges.clone(),
+            writes: writes.clone(),
+        };
+        let compactor = self.compactor(&store, scheduler).with_metrics_recorder(meters.clone());
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
         let mut settings = engine_settings(upkeep);
         let readers = Arc::new(Readers::default());
@@ -517,6 +522,22 @@ impl How {
         }
         let (written, clean) = (Arc::default(), Arc::default());
         Ok(OpenDb { db, files, garbage, written, writes, hurry, points, readers, meters, clean })
+    }
+
+    fn compactor(
+        &self,
+        store: &Arc<Guarded>,
+        scheduler: scheduler::Supplier,
+    ) -> CompactorBuilder<Path> {
+        let upkeep = &self.upkeep;
+        let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
+        let compactor = CompactorBuilder::new(self.place.root().clone(), Arc::new(paced))
+            .with_options(compactor_options(upkeep))
+            .with_scheduler_supplier(Arc::new(scheduler));
+        match &upkeep.slots {
+            Some(slots) => compactor.with_compaction_filter_supplier(Arc::new(slots.clone())),
+            None => compactor,
+        }
     }
 
     /// Returns true if files are held open for point reads.

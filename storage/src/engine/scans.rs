@@ -31,6 +31,11 @@ impl Engine {
         self.how.upkeep.keep_files.map(|kept| (kept / READ_PARTS).max(LEAST_READ))
     }
 
+    /// Returns true if a row belongs to the shard; others may be left of before a split.
+    fn counts(&self, row_key: &[u8]) -> bool {
+        self.how.upkeep.slots.as_ref().is_none_or(|own| own.has(row_key))
+    }
+
     /// Returns the rows of a key range in order, `limit` at most.
     pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
         self.scan_in(IterationOrder::Ascending, range, limit).await
@@ -66,13 +71,17 @@ impl Engine {
         let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
         let limit_of_time = self.whole_read().unwrap_or(Duration::MAX);
         let mut iterator = self.read(db.scan(range, &options)).await?;
+        let mut count = 0_usize;
         while rows.len() < limit
             && let Some(row) = self.read(iterator.next()).await?
         {
-            rows.push((row.key, row.value));
-            if rows.len().is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time {
+            count += 1;
+            if self.counts(&row.key) {
+                rows.push((row.key, row.value));
+            }
+            if count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time {
                 let (place, seconds) = (&self.how.place, begun.elapsed().as_secs());
-                return Err(anyhow!("reading {place}: {} rows took {seconds} s", rows.len()));
+                return Err(anyhow!("reading {place}: {count} rows took {seconds} s"));
             }
         }
         Ok(rows)
@@ -98,7 +107,8 @@ impl Engine {
             let key = row.key.clone();
             count += 1;
             let is_late = count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time;
-            if !each(row.key, row.value) || is_late {
+            let goes_on = !self.counts(&row.key) || each(row.key, row.value);
+            if !goes_on || is_late {
                 return Ok(Some([&key[..], &[0]].concat()));
             }
         }

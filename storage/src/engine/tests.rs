@@ -428,8 +428,8 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
     // One branch exists, a second was never written to, a third is in the making.
     let mut kept = Vec::new();
     for path in ["there", "gone", "making"] {
-        let id = checkpoint::keep_for_branch(&admin, &made.id, path);
-        kept.push(process.runtime.block_on(id).unwrap());
+        let id = checkpoint::keep_for_branch(&admin, Some(&made.id), path);
+        kept.push(process.runtime.block_on(id).unwrap().id);
     }
     for id in &kept[..2] {
         let refreshed = admin.refresh_checkpoint(id.parse().unwrap(), None);

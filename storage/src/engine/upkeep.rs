@@ -5,7 +5,7 @@ use super::points::{DiskReaders, PointLimits};
 use super::scheduler::MergePermits;
 use super::settings::{self, Compression};
 use super::ticks::QuietIntervals;
-use super::{LOCAL_READ, MEMTABLE_BYTES};
+use super::{LOCAL_READ, MEMTABLE_BYTES, OwnSlots};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,8 @@ pub struct Upkeep {
     pub read_limit: Duration,
     /// True if each read may be a request to a bucket.
     pub is_remote: bool,
+    /// The slots whose rows count, if its shard was split; `None`: all.
+    pub(crate) slots: Option<OwnSlots>,
     /// True if a missing engine is an error, false if it is created.
     pub must_exist: bool,
     /// How much of its files is held for point reads, if these are in a local directory.
@@ -82,6 +84,7 @@ impl Default for Upkeep {
             disk_cache: None,
             read_limit: LOCAL_READ,
             is_remote: false,
+            slots: None,
             must_exist: false,
             points: PointLimits::default(),
             readers: Arc::default(),

@@ -28,6 +28,8 @@ pub enum ShardRefusal {
     Lent,
     #[error("its engine is being opened again")]
     Reopening,
+    #[error("its slots are not those that the layout gives it")]
+    OtherSlots,
     #[error("it has no generation for a database, or different ones for several")]
     OtherDatabases,
 }
@@ -74,6 +76,13 @@ impl Partition {
         if self.store.is_dirty() {
             return Err(ShardRefusal::RoundOpen);
         }
+        let layout = self.store.layout();
+        if shard.id >= layout.shards() {
+            return Err(ShardRefusal::NotFree);
+        }
+        if !layout.has_slots(shard.id, shard.engine().slots()) {
+            return Err(ShardRefusal::OtherSlots);
+        }
         let (memory, rows) = (self.store.generations(), &shard.generations().live);
         if rows.len() < memory.len() || rows.iter().take(memory.len()).any(|rows| *rows == 0) {
             return Err(ShardRefusal::OtherDatabases);
@@ -83,10 +92,7 @@ impl Partition {
             all if *all == rows[..all.len()] => None,
             _ => return Err(ShardRefusal::OtherDatabases),
         };
-        if shard.is_mirrored() {
-            self.store.attached().mirror(shard.id);
-        }
-        let attached = self.store.attached().attach(shard.id, differing);
+        let attached = self.store.attached().attach(shard.id, differing, shard.is_mirrored());
         attached.then_some(()).ok_or(ShardRefusal::NotFree)
     }
 

@@ -1,11 +1,12 @@
 //! A shard that belongs to no partition: it comes from one, and can be attached again, or be closed.
 
-use crate::control::{complete_row, presence_key};
+use crate::control::{complete_row, presence_key, slots_row};
 use crate::journal::{Journal, Lsn};
 use crate::materialise::hand_over;
 use crate::shard::Shard;
 use crate::store::RemovedEntries;
 use anyhow::{Result, bail};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A shard that was detached.
@@ -55,6 +56,21 @@ impl DetachedShard {
     pub async fn flush(&mut self, journal: &Arc<dyn Journal>) -> Result<()> {
         self.hand_over(journal).await?;
         self.flush_engine(&**journal).await
+    }
+
+    /// Like [`close`](Self::close), for a shard that is to have fewer slots, and to be opened again. Who reads its
+    /// files with an older map, in which it has more, is told by a row that it lacks some.
+    ///
+    /// # Errors
+    /// See [`close`](Self::close).
+    pub async fn close_to_split(
+        mut self,
+        journal: &Arc<dyn Journal>,
+        slots: Range<u16>,
+    ) -> Result<()> {
+        self.hand_over(journal).await?;
+        self.shard.engine().expect_halves(slots_row(Some(&slots))).await?;
+        self.close(journal).await
     }
 
     /// Hands all pending rows over, flushes and closes the engine. The shard's directory is then

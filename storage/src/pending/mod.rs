@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn the_last_value_of_a_row_counts() {
-        let layout = Layout { shards: 1, seed: 3 };
+        let layout = Layout::new(1, 3);
         let mut pending = Pending::default();
         let (at, key) = meta_key(&layout, b"k");
         pending.set(&key, Some(b"one"), false);
@@ -561,7 +561,7 @@ mod tests {
 
     #[test]
     fn batches_hold_every_row_once_and_in_order() {
-        let layout = Layout { shards: 1, seed: 3 };
+        let layout = Layout::new(1, 3);
         let mut pending = Pending::default();
         for n in 0..5000u32 {
             let (_, key) = meta_key(&layout, format!("k{n}").as_bytes());

@@ -76,6 +76,11 @@ impl Shares {
         Ok(())
     }
 
+    /// Returns the files that engines share.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = &Share> {
+        self.engines.values()
+    }
+
     /// Returns true if a checkpoint of the parent keeps files for this branch.
     pub(crate) fn has(&self, checkpoint: &str) -> bool {
         self.engines.values().any(|share| share.checkpoint == checkpoint)

@@ -114,7 +114,7 @@ mod tests {
     use std::sync::Arc;
 
     fn store() -> Store {
-        let layout = Arc::new(Layout { shards: 2, seed: 1 });
+        let layout = Arc::new(Layout::new(2, 1));
         Store::new(layout, Arc::new(Versions::new(1)), &[1, 2, 3], false)
     }
 

@@ -124,7 +124,7 @@ impl Store {
         generations: &[u32],
         partial: bool,
     ) -> Self {
-        let attached = Arc::new(AttachedShards::new(&layout));
+        let attached = Arc::new(AttachedShards::default());
         Self::sharing((layout, versions, attached), generations, partial)
     }
 

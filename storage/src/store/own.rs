@@ -2,6 +2,7 @@
 
 use super::{Db, Store};
 use crate::attached::AttachedShards;
+use crate::slot::MAX_SHARDS;
 use crate::value::Entry;
 use hashbrown::HashTable;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Store {
 
     /// Makes this the store of a partition that has no shard yet.
     pub(crate) fn own_none(&mut self) {
-        self.own = OwnShards::Listed(vec![false; usize::from(self.layout.shards)]);
+        self.own = OwnShards::Listed(vec![false; usize::from(MAX_SHARDS)]);
     }
 
     /// Returns the shards of the process.
@@ -155,7 +156,7 @@ mod tests {
 
     /// Returns a store that has all of three shards, which share sub-tables.
     fn store() -> Store {
-        let layout = Arc::new(Layout { shards: 3, seed: 1 });
+        let layout = Arc::new(Layout::new(3, 1));
         let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
         store.own_none();
         (0..3).for_each(|shard| store.take_in(shard, std::iter::empty()));

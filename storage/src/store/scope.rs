@@ -44,7 +44,7 @@ pub(crate) mod tests {
 
     /// Returns a store of two databases, all of it in memory.
     pub(crate) fn store() -> Store {
-        let layout = Arc::new(Layout { shards: 2, seed: 1 });
+        let layout = Arc::new(Layout::new(2, 1));
         let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
         store.begin(1, true);
         store

@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 
-const LAYOUT: Layout = Layout { shards: 1, seed: 3 };
+static LAYOUT: Layout = Layout::new(1, 3);
 
 /// A value with its rows on disk.
 struct Stored {

@@ -8,7 +8,7 @@ use crate::value::{Entry, Value, decode_entry, encode_meta};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
-const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
+static LAYOUT: Layout = Layout::new(1, 7);
 
 /// Row key heads: kind, slot, version.
 const HEAD: usize = 11;

@@ -73,7 +73,7 @@ impl Page<'_> {
             ("workers", &node.shard_workers),
             ("net_workers", &settings.net_workers),
             ("background_workers", &settings.background_workers),
-            ("shards", &node.layout.shards),
+            ("shards", &node.layout.shards()),
             ("accept_mode", &settings.accept_mode.as_str()),
             ("appendfsync", &settings.appendfsync.as_str()),
             ("memory_budget", &settings.memory_budget),

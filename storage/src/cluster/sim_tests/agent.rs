@@ -11,6 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::time::Instant;
 
+/// Number of shards from which on no more are split.
+const MOST_SHARDS: usize = 8;
+
 /// Leases that leaving may take.
 const LEAVING: u32 = 20;
 
@@ -51,6 +54,7 @@ async fn step(server: &Rc<SimServer>) -> Result<()> {
     take_parked(server, &map).await?;
     flush_some(server);
     unlist_flushed(server, &map).await?;
+    split_some(server, &map).await?;
     move_some(server, &map);
     suspect(server, &map).await?;
     forget_ended(server, &map);
@@ -95,6 +99,7 @@ fn spawn(server: &Rc<SimServer>, work: impl Future<Output = Result<()>> + 'stati
 
 /// Begins to take what the map gives to this life: shards with the same journals together, or not.
 fn take_given(server: &Rc<SimServer>, map: &ClusterMap) {
+    server.follow_division(map);
     let mut groups: BTreeMap<(&[Life], u16), Vec<MapShard>> = BTreeMap::new();
     for entry in map.owned_by(server.life()) {
         if !server.has(entry.id) && server.busy.borrow_mut().insert(entry.id) {
@@ -181,6 +186,31 @@ async fn unlist_flushed(server: &SimServer, map: &ClusterMap) -> Result<()> {
         if noted.count() > 0 { Ok(()) } else { Err(MapRefusal::NoChange) }
     });
     noted.await.map(drop)
+}
+
+/// Asks for the split of a shard now and then, and splits one for which a user asks.
+async fn split_some(server: &Rc<SimServer>, map: &ClusterMap) -> Result<()> {
+    let sim = &server.world.sim;
+    if map.shards().len() < MOST_SHARDS && happens(server, 60) {
+        change(server, |draft| {
+            let shard = sim.below(draft.map().shards().len() as u64) as u16;
+            let slots = draft.map().slots_of(shard);
+            let at = slots.start + 1 + sim.below((slots.len() as u64 - 1).max(1)) as u16;
+            draft.want_split(shard, Some(at))
+        })
+        .await?;
+    }
+    let asked = |entry: &&MapShard| entry.split_at.is_some() && server.has(entry.id);
+    let asked = map.owned_by(server.life()).find(asked).map(|entry| entry.id);
+    let Some(id) = asked.filter(|_| server.busy.borrow().is_empty()) else { return Ok(()) };
+    server.busy.borrow_mut().insert(id);
+    let own = server.clone();
+    spawn(server, async move {
+        let split = own.split(id).await;
+        own.busy.borrow_mut().remove(&id);
+        split
+    });
+    Ok(())
 }
 
 fn begin_giving(server: &Rc<SimServer>, id: u16, to: Option<Life>) {

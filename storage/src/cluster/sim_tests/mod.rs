@@ -87,7 +87,14 @@ fn whatever_happens_nothing_is_lost_or_shown_late() {
     println!("{count} seeds, {} failed: {failed:?}; {seen:?}", failed.len());
     assert!(failed.is_empty(), "seeds {failed:?}");
     // What is to be withstood does happen.
-    let rare = [seen.takeovers, seen.wrong_takeovers, seen.refusals, seen.libraries, seen.left];
+    let rare = [
+        seen.takeovers,
+        seen.wrong_takeovers,
+        seen.refusals,
+        seen.libraries,
+        seen.left,
+        seen.splits,
+    ];
     assert!(count < SEEDS || rare.iter().all(|one| *one > count / 8), "{seen:?}");
     assert!(seen.reads > 20 * count && seen.writes > 20 * count, "{seen:?}");
 }

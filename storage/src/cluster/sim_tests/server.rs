@@ -14,7 +14,7 @@ use crate::directory::Location;
 use crate::journal::{Journal, Lsn};
 use crate::materialise::hand_over;
 use crate::need::{Fault, Need};
-use crate::partition::Partition;
+use crate::partition::{DetachedShard, Partition};
 use crate::place::Place;
 use crate::shard::Shard;
 use crate::slot::slot_of;
@@ -234,13 +234,7 @@ impl SimServer {
     /// Takes shards with the same list of journals.
     pub(super) async fn take(&self, entries: &[MapShard]) -> Result<()> {
         let life = self.life();
-        let given = |entry: &MapShard| {
-            let others = entry.journals.iter().copied().filter(|journal| *journal != life);
-            let (id, journals) = (entry.id, others.collect());
-            let (is_begun, stored) = (entry.is_begun, entry.stored);
-            (GivenShard { id, journals, is_begun, stored }, entry.since)
-        };
-        let given: Vec<_> = entries.iter().map(given).collect();
+        let given: Vec<_> = entries.iter().map(|entry| GivenShard::of(entry, life)).collect();
         let taken = self.seat.take(&given).await?;
         let is_whole = given.iter().all(|(one, _)| one.journals.is_empty() && one.is_begun);
         for one in taken {
@@ -267,25 +261,32 @@ impl SimServer {
         Ok(())
     }
 
+    /// Stops serving a shard, and flushes it; `None`: it stays.
+    async fn stop(&self, id: u16) -> Result<Option<DetachedShard>> {
+        let mut detached = {
+            let _whole = self.whole.write().await;
+            let mut partition = self.partition.borrow_mut();
+            if partition.commit(self.clock.now_ms()).is_err() {
+                return Ok(None);
+            }
+            let Ok(detached) = partition.detach(id) else { return Ok(None) };
+            detached
+        };
+        self.handing.borrow_mut().remove(&id);
+        if !matches!(timeout(HELD, detached.flush(&self.journal)).await, Ok(Ok(()))) {
+            self.attach(detached.into_shard()).await?;
+            return Ok(None);
+        }
+        self.adopted.borrow_mut().remove(&id);
+        Ok(Some(detached))
+    }
+
     /// Gives a shard to another life, or to nobody.
     ///
     /// # Errors
     /// If this life can go on no more.
     pub(super) async fn give(&self, id: u16, to: Option<Life>) -> Result<()> {
-        let mut detached = {
-            let _whole = self.whole.write().await;
-            let mut partition = self.partition.borrow_mut();
-            if partition.commit(self.clock.now_ms()).is_err() {
-                return Ok(());
-            }
-            let Ok(detached) = partition.detach(id) else { return Ok(()) };
-            detached
-        };
-        self.handing.borrow_mut().remove(&id);
-        if !matches!(timeout(HELD, detached.flush(&self.journal)).await, Ok(Ok(()))) {
-            return self.attach(detached.into_shard()).await;
-        }
-        self.adopted.borrow_mut().remove(&id);
+        let Some(detached) = self.stop(id).await? else { return Ok(()) };
         let stored = detached.stored();
         let _ = detached.close(&self.journal).await;
         let life = self.life();
@@ -309,6 +310,63 @@ impl SimServer {
                 Ok(())
             }
         }
+    }
+
+    /// Splits a shard, as a user asks for it.
+    ///
+    /// # Errors
+    /// If this life can go on no more.
+    pub(super) async fn split(&self, id: u16) -> Result<()> {
+        let map = self.map.borrow().clone();
+        let Some(lower) = map.lower_half(id) else { return Ok(()) };
+        if !matches!(self.seat.can_split(&map.shards()[usize::from(id)]).await, Ok(true)) {
+            return Ok(());
+        }
+        let Some(detached) = self.stop(id).await? else { return Ok(()) };
+        let (life, stored) = (self.life(), detached.stored());
+        if let Err(error) = detached.close_to_split(&self.journal, lower).await {
+            self.note(format_args!("cannot close shard {id}: {error:#}"));
+            return Ok(());
+        }
+        let branch = match self.seat.branch(&map, id).await {
+            Ok(branch) => branch,
+            Err(error) => {
+                self.note(format_args!("cannot split shard {id}: {error:#}"));
+                return Ok(());
+            }
+        };
+        let into = branch.id;
+        let split = self.seat.amend(|draft| {
+            draft.note_stored(id, life, stored)?;
+            draft.split(id, life, into)
+        });
+        match split.await? {
+            Ok(map) => {
+                self.note(format_args!("split shard {id} into {into}"));
+                self.world.count(|seen| seen.splits += 1);
+                self.learn(&map);
+                Ok(())
+            }
+            Err(MapRefusal::NotOpen(ended)) if ended == life => bail!("it is sealed"),
+            Err(refusal) => {
+                self.note(format_args!("does not split shard {id}: {refusal}"));
+                let _ = branch.remove().await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Divides the slots as a map does.
+    pub(super) fn follow_division(&self, map: &ClusterMap) {
+        let partition = self.partition.borrow();
+        let layout = partition.store.layout();
+        for (id, slots) in (0..).zip(map.division()) {
+            if layout.slots_of(id) != slots && partition.shards.contains_key(&id) {
+                self.world
+                    .violated(format_args!("the slots of shard {id} change while it is here"));
+            }
+        }
+        layout.divide(map.division());
     }
 
     /// Hands the rows of a shard over while it is served, and flushes its engine.

@@ -163,5 +163,19 @@ impl SimWorld {
                 self.violated(format_args!("{name} is left behind"));
             }
         }
+        // Of splits that never came into the map, too, nothing is left.
+        for name in self.sim.sizes("data/shard-").await.into_keys() {
+            let dir = name.split('/').nth(1).unwrap_or_default();
+            let by = dir.rsplit_once('-').and_then(|(_, life)| life.parse().ok()).map(Life);
+            let is_known = map.shards().iter().any(|it| {
+                dir == format!("shard-{}", it.id)
+                    || it.origin.is_some_and(|from| dir == format!("shard-{}-{}", it.id, from.by))
+            });
+            let is_late = || by.is_some_and(|by| self.sim.stored_at(&name) > self.ended_at(by));
+            let is_to_come = by.is_some_and(|by| map.member(by).is_some());
+            if !is_known && !is_to_come && !is_late() {
+                self.violated(format_args!("{name} is left behind"));
+            }
+        }
     }
 }

@@ -66,6 +66,7 @@ pub(super) struct Seen {
     pub(super) cuts: u64,
     pub(super) left: u64,
     pub(super) libraries: u64,
+    pub(super) splits: u64,
 }
 
 impl Seen {
@@ -81,6 +82,7 @@ impl Seen {
         self.cuts += other.cuts;
         self.left += other.left;
         self.libraries += other.libraries;
+        self.splits += other.splits;
     }
 }
 

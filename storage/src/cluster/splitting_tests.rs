@@ -1,0 +1,231 @@
+//! Shards that are split: nothing is copied, nothing is lost or doubled, and the space comes back.
+
+use super::seat_tests::{KEYS, TestServer, forget};
+use super::splitting::ShardBranch;
+use super::{Life, ServerRole};
+use crate::checkpoint::sizes;
+use crate::clock::Clock;
+use crate::control::slots_row;
+use crate::encoding::{RowKey, prefix_range, row, slot_of_row};
+use crate::engine::{Engine, OwnSlots, Upkeep};
+use crate::place::{Place, Shares, admin};
+use crate::slot::{KeyHash, SLOTS};
+use bytes::Bytes;
+use object_store::memory::InMemory;
+use slatedb::db_cache::foyer::FoyerCache;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Number of large rows.
+const LARGE: u16 = 300;
+
+fn store() -> Place {
+    Place::within(Arc::new(InMemory::new()), "data".into(), "memory:")
+}
+
+/// Returns the bytes of the files with rows of each shard's directory.
+async fn rows_of(store: &Place) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for (name, size) in sizes(store).await.unwrap() {
+        if let Some((dir, rest)) = name.split_once('/')
+            && dir.starts_with("shard-")
+        {
+            let rows = if rest.starts_with("db/compacted/") { size } else { 0 };
+            *found.entry(dir.to_owned()).or_default() += rows;
+        }
+    }
+    found
+}
+
+impl TestServer {
+    /// Splits a shard in the middle, up to the change of the map. Returns the files of the new one.
+    async fn begin_split(&mut self, id: u16) -> ShardBranch {
+        let middle = self.map().await.slots_of(id);
+        let at = middle.start + middle.len() as u16 / 2;
+        self.seat.amend(|draft| draft.want_split(id, Some(at))).await.unwrap().unwrap();
+        let map = self.map().await;
+        let mut detached = self.partition.detach(id).unwrap();
+        detached.flush(&self.journal).await.unwrap();
+        let lower = map.lower_half(id).unwrap();
+        assert_eq!(lower.end, at);
+        detached.close_to_split(&self.journal, lower).await.unwrap();
+        self.seat.branch(&map, id).await.unwrap()
+    }
+
+    async fn end_split(&mut self, id: u16, branch: &ShardBranch) {
+        let (life, new) = (self.seat.life(), branch.id);
+        let map = self.seat.amend(|draft| draft.split(id, life, new)).await.unwrap().unwrap();
+        self.partition.store.layout().divide(map.division());
+        self.try_take().await.unwrap();
+    }
+
+    async fn check(&mut self, number: u64) {
+        for n in 0..KEYS {
+            assert_eq!(self.get(n).await, number, "key {n}");
+        }
+        assert_eq!(self.partition.totals(0).0, KEYS);
+    }
+
+    async fn fill(&mut self, number: u64) {
+        for n in 0..KEYS {
+            self.put(n, number).await.unwrap();
+        }
+        assert!(self.sync().await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn both_parts_of_a_shard_have_what_it_had_and_nothing_is_copied() {
+    let store = store();
+    let mut server = TestServer::join(&store, 0).await;
+    server.try_take().await.unwrap();
+    server.fill(1).await;
+    for id in [0, 1] {
+        let branch = server.begin_split(id).await;
+        let rows = rows_of(&store).await;
+        assert!(rows[&format!("shard-{id}")] > 0, "{rows:?}");
+        assert_eq!(rows[&format!("shard-{}-1", branch.id)], 0, "{rows:?}");
+        server.end_split(id, &branch).await;
+    }
+    assert_eq!(server.partition.store.layout().shards(), 5);
+    server.check(1).await;
+    server.fill(2).await;
+    // Others take all parts over, with what only the journal has.
+    let mut other = TestServer::join(&store, 1).await;
+    other.try_take_over(server.seat.life(), &[other.seat.life()]).await.unwrap();
+    let division = other.map().await.division();
+    other.partition.store.layout().divide(division);
+    other.try_take().await.unwrap();
+    other.check(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_shard_that_has_other_slots_than_the_layout_is_not_attached() {
+    let store = store();
+    let mut server = TestServer::join(&store, 0).await;
+    server.try_take().await.unwrap();
+    let branch = server.begin_split(0).await;
+    let (life, new) = (server.seat.life(), branch.id);
+    let map = server.seat.amend(|draft| draft.split(0, life, new)).await.unwrap().unwrap();
+    let given: Vec<_> = map.owned_by(life).filter(|it| it.id == 0).cloned().collect();
+    let given = crate::cluster::GivenShard::of(&given[0], life);
+    let taken = server.seat.take(&[given]).await.unwrap().remove(0);
+    let refused = server.partition.attach(taken.shard).unwrap_err();
+    assert_eq!(refused.why, crate::partition::ShardRefusal::OtherSlots);
+    server.partition.store.layout().divide(map.division());
+    server.partition.attach(refused.shard).unwrap();
+}
+
+/// Merges leave rows out, of which such a reader knows nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_replica_with_an_older_map_does_not_read_a_shard_that_was_split() {
+    let store = store();
+    let mut server = TestServer::join(&store, 0).await;
+    server.try_take().await.unwrap();
+    server.fill(1).await;
+    let replica = TestServer::join_as(&store, 1, ServerRole::Replica).await.unwrap();
+    let (life, before) = (server.seat.life(), server.map().await);
+    replica.seat.mirror(life, &before.shards()[..1]).await.unwrap();
+    let branch = server.begin_split(0).await;
+    let refused = |read: anyhow::Result<_>| read.err().map(|error| format!("{error:#}"));
+    let why = refused(replica.seat.mirror(life, &before.shards()[..1]).await);
+    assert!(why.as_ref().is_some_and(|why| why.contains("is being split")), "{why:?}");
+    server.end_split(0, &branch).await;
+    let why = refused(replica.seat.mirror(life, &before.shards()[..1]).await);
+    assert!(why.as_ref().is_some_and(|why| why.contains("is being split")), "{why:?}");
+    let both: Vec<_> =
+        server.map().await.shards().iter().filter(|it| [0, 3].contains(&it.id)).cloned().collect();
+    let mirrored = replica.seat.mirror(life, &both).await.unwrap();
+    assert_eq!(mirrored.shards.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_split_that_is_called_off_leaves_nothing() {
+    let store = store();
+    let mut server = TestServer::join(&store, 0).await;
+    server.try_take().await.unwrap();
+    server.fill(1).await;
+    let branch = server.begin_split(2).await;
+    server.seat.amend(|draft| draft.want_split(2, None)).await.unwrap().unwrap();
+    let (life, new) = (server.seat.life(), branch.id);
+    let refused = server.seat.amend(|draft| draft.split(2, life, new)).await.unwrap();
+    assert!(refused.is_err());
+    branch.remove().await.unwrap();
+    server.try_take().await.unwrap();
+    server.check(1).await;
+    assert!(!rows_of(&store).await.contains_key("shard-3-1"));
+    // The next try of a life that has ended in between is removed by those that forget it.
+    server.begin_split(2).await;
+    assert!(rows_of(&store).await.contains_key("shard-3-1"));
+    let mut other = TestServer::join(&store, 1).await;
+    other.try_take_over(server.seat.life(), &[other.seat.life()]).await.unwrap();
+    other.try_take().await.unwrap();
+    other.check(1).await;
+    for id in 0..3 {
+        other.try_flush(id).await.unwrap();
+    }
+    forget(&other.seat).await;
+    assert!(other.map().await.member(Life(1)).is_none());
+    assert!(!rows_of(&store).await.contains_key("shard-3-1"));
+}
+
+/// Returns the meta row of a key of some slot, of 100 KiB.
+fn large_row(n: u16) -> (Bytes, Option<Bytes>) {
+    let mut key = Vec::new();
+    RowKey::meta(&mut key, 1, KeyHash { slot: n * 50, hash: 7 }, b"key");
+    (key.into(), Some(vec![n as u8; 100 << 10].into()))
+}
+
+async fn open_part(place: &Place, cache_id: u64, slots: Range<u16>) -> Engine {
+    let cache = Arc::new(FoyerCache::new());
+    let upkeep = Upkeep { slots: Some(OwnSlots(slots)), ..Upkeep::default() };
+    Engine::open(place, cache, cache_id, Clock::default(), &upkeep).await.unwrap()
+}
+
+async fn numbers_of(engine: &Engine) -> Vec<u16> {
+    let rows = engine.scan(prefix_range(&[row::META]), usize::MAX).await.unwrap();
+    rows.iter().map(|(key, _)| slot_of_row(key).unwrap() / 50).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_space_of_rows_that_do_not_count_comes_back() {
+    let store = store();
+    let from = store.join("shard-0/db");
+    let whole = open_part(&from, 0, 0..SLOTS).await;
+    whole.write((0..LARGE).map(large_row).collect()).await.unwrap();
+    whole.flush().await.unwrap();
+    whole.expect_halves(slots_row(Some(&(0..7500)))).await.unwrap();
+    whole.flush().await.unwrap();
+    whole.close().await.unwrap();
+    let before = rows_of(&store).await["shard-0"];
+    let branch = ShardBranch::at(3, store.join("shard-3-1/db"));
+    branch.make(&from).await.unwrap();
+    let shared = store.join("shard-3-1/db").with_shared().await.unwrap();
+    let lower = open_part(&from, 0, 0..7500).await;
+    let upper = open_part(&shared, 3, 7500..SLOTS).await;
+    assert_eq!(rows_of(&store).await["shard-3-1"], 0, "nothing is copied");
+    assert_eq!(numbers_of(&lower).await, (0..150).collect::<Vec<_>>(), "others do not count");
+    assert_eq!(numbers_of(&upper).await, (150..LARGE).collect::<Vec<_>>());
+    let begun = Instant::now();
+    loop {
+        for engine in [&lower, &upper] {
+            engine.check_garbage().await.unwrap();
+            engine.release_shared().await.unwrap();
+        }
+        let rows = rows_of(&store).await;
+        let is_half = |dir: &str| (before / 4..before / 4 * 3).contains(&rows[dir]);
+        let shares = Shares::read(&store.join("shard-3-1/db")).await.unwrap().unwrap();
+        if is_half("shard-0") && is_half("shard-3-1") && shares.shared().next().is_none() {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{before}, and still {rows:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(numbers_of(&lower).await, (0..150).collect::<Vec<_>>());
+    assert_eq!(numbers_of(&upper).await, (150..LARGE).collect::<Vec<_>>());
+    let checkpoints = admin(store.store(), from.root().as_ref()).list_checkpoints(None).await;
+    let kept = checkpoints.unwrap().into_iter().filter(|it| it.expire_time.is_none());
+    assert_eq!(kept.count(), 0, "nothing keeps the files of shard 0");
+}
