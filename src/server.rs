@@ -131,7 +131,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let archive = options.location().archive();
     let opening = background.spawn(membership::open(options, clock.clone(), config.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
-    let Opened { directory: opened, joined } = opened;
+    let Opened { directory: opened, joined, locks: _dir_locks } = opened;
     let hidden = if settings.cluster_enabled { opened.keys_from(1) } else { 0 };
     if hidden > 0 {
         anyhow::bail!(
@@ -232,7 +232,7 @@ fn serve(
     (background, http, supervisor): Outside<'_>,
 ) -> Result<()> {
     let settings = &config.settings();
-    let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
+    let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards()));
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
@@ -268,7 +268,7 @@ fn serve(
         workers_are = settings.workers_reason,
         net_workers = settings.net_workers,
         background_workers = settings.background_workers,
-        shards = node.layout.shards,
+        shards = node.layout.shards(),
         memory_budget = settings.memory_budget,
         appendfsync = settings.appendfsync.as_str(),
         %store,

@@ -62,6 +62,8 @@ pub(super) struct ExportArguments {
 pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
     let address = arguments.server.address(arguments.from.as_deref())?;
     let mut connection = address.connect()?;
+    // A replica of a cluster shows its keys to those who ask so; others refuse that.
+    let _ = connection.call(&[b"READONLY"]);
     let databases = databases(&mut connection, address.database)?;
     let total = databases.iter().map(|database| database.keys).sum();
     let path = &arguments.file;

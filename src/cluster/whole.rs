@@ -5,6 +5,7 @@
 //! wait, and end with an error in the end.
 
 use super::{Cluster, ServedState};
+use flagstone_storage::cluster::MapMember;
 use std::sync::atomic::Ordering;
 
 /// Error of a command that needs all shards of this server.
@@ -13,14 +14,17 @@ pub(super) const LACKING: &str =
 
 impl Cluster {
     /// Returns true if `is_here` is true of all shards that are this server's by the newest map of which
-    /// it has heard, with those that nobody owns and it is to take. `and_to_come`: there must also be no
+    /// it has heard, with those that nobody owns and it is to take; on a replica, of all there are. `and_to_come`: there must also be no
     /// shard of another server that is on its way here.
     pub fn has_all_shards(&self, and_to_come: bool, is_here: impl Fn(u16) -> bool) -> bool {
         let map = self.map();
-        if self.hint.load(Ordering::Acquire) > map.number()
-            || !map.owned_by(self.life).all(|own| is_here(own.id))
-        {
+        let is_replica = map.member(self.life).is_some_and(MapMember::is_replica);
+        let own = map.shards().iter().filter(|it| is_replica || it.owner == Some(self.life));
+        if self.hint.load(Ordering::Acquire) > map.number() || !own.map(|it| it.id).all(is_here) {
             return false;
+        }
+        if is_replica {
+            return true;
         }
         let is_coming = |to| to == Some(self.life);
         if and_to_come && map.shards().iter().any(|it| is_coming(it.moving_to)) {
@@ -33,9 +37,10 @@ impl Cluster {
 
     /// Returns true if this server serves all shards that are its own, and none is changing hands.
     pub(super) fn serves_all_shards(&self, and_to_come: bool) -> bool {
-        let is_served = |shard| self.state(shard) == ServedState::Served;
+        let is_served =
+            |shard| self.state(shard) == ServedState::Served || self.mirrors.shows(shard);
         self.has_all_shards(and_to_come, is_served)
-            && (0..self.layout.shards).all(|it| self.state(it) != ServedState::Expected)
+            && (0..self.layout.shards()).all(|it| self.state(it) != ServedState::Expected)
     }
 
     /// Begins a look at all keys of this server.

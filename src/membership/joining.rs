@@ -5,7 +5,7 @@ use crate::config::{ClusterReplica, Config, ReplAck, Settings};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::{ClusterSeat, NodeAddress, NodeId, ServerRole};
-use flagstone_storage::directory::{Directory, OpenOptions, create_private_dir};
+use flagstone_storage::directory::{Directory, Locks, OpenOptions, create_private_dir, lock};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -23,6 +23,9 @@ const SHARDS: u16 = 32;
 pub(crate) struct Opened {
     pub(crate) directory: Directory,
     pub(crate) joined: Option<(Arc<ClusterSeat>, Arc<Cluster>)>,
+    /// The lock on the local directory of a server of a cluster, which has the server's id: another process
+    /// would end its life.
+    pub(crate) locks: Locks,
 }
 
 /// Opens the data directory, or joins the cluster whose it is: with `cluster-enabled yes` and a store
@@ -43,7 +46,7 @@ pub(crate) async fn open(
             bail!("cluster-replica needs a store with the data of a cluster of several servers");
         }
         let directory = Directory::open(options, clock).await?;
-        return Ok(Opened { directory, joined: None });
+        return Ok(Opened { directory, joined: None, locks: Locks::new() });
     }
     for (name, is_set) in [
         ("journal", settings.journal.is_some()),
@@ -74,7 +77,7 @@ pub(crate) async fn open(
             "without port, other servers reach this one by TLS: set tls-cluster yes on all of them"
         );
     }
-    let node = node_id(&settings.dir)?;
+    let (node, locks) = (node_id(&settings.dir)?, lock(&settings.dir)?);
     let role = match settings.cluster_replica {
         ClusterReplica::No => ServerRole::Owner,
         ClusterReplica::Yes => ServerRole::Replica,
@@ -86,7 +89,7 @@ pub(crate) async fn open(
     let life = seat.life();
     tracing::info!(%node, life = life.0, map = map.number(), "joined the cluster");
     let cluster = Arc::new(Cluster::new(node, life, directory.layout.clone(), map));
-    Ok(Opened { directory, joined: Some((Arc::new(seat), cluster)) })
+    Ok(Opened { directory, joined: Some((Arc::new(seat), cluster)), locks })
 }
 
 /// Returns the address that clients and other servers use.

@@ -72,6 +72,73 @@ fn a_standby_takes_the_place_of_an_owner_that_is_lost() {
     assert_eq!((role(&standby), slots_of(&standby)), (Value::BulkString(b"slave".to_vec()), 0));
 }
 
+/// Nobody else is left who could serve the shards.
+#[test]
+fn a_standby_that_is_lost_as_the_only_owner_starts_as_an_owner_and_can_be_flushed() {
+    let cluster = Cluster::with_lease(LEASE);
+    let mut owner = cluster.servers(1).remove(0);
+    let mut standby = cluster.standby();
+    drop(reader(&standby));
+    fill(&mut client(&[&owner]), 1);
+    owner.kill();
+    settle(&[&standby]);
+    standby.kill();
+    standby.restart();
+    settle(&[&standby]);
+    assert!(standby.log().contains("it starts as an owner"), "{}", standby.log());
+    check(&mut client(&[&standby]), 1);
+    // What it had shown of others does not keep it from changing all of it.
+    owner.restart();
+    settle(&[&owner, &standby]);
+    standby.stop();
+    standby.restart();
+    drop(reader(&standby));
+    owner.kill();
+    settle(&[&standby]);
+    until("it is no replica any more", || role(&standby) == Value::BulkString(b"master".to_vec()));
+    cmd("FLUSHALL").exec(&mut standby.client()).expect("flushed");
+    assert_eq!(cmd("DBSIZE").query::<usize>(&mut standby.client()).expect("a number"), 0);
+}
+
+#[test]
+fn a_second_process_in_the_same_directory_ends_before_it_joins() {
+    let cluster = Cluster::with_lease(LEASE);
+    let server = cluster.servers(1).remove(0);
+    fill(&mut client(&[&server]), 1);
+    let store = cluster.store();
+    let port = super::free_port().to_string();
+    // It has the directory of the running one, and a port of its own.
+    let text = server.refused(&["--cluster-enabled", "yes", "--store", &store, "--port", &port]);
+    assert!(text.contains("is in use by another process"), "{text}");
+    check(&mut client(&[&server]), 1);
+}
+
+#[test]
+fn a_replica_answers_of_all_keys_once_it_shows_all_shards() {
+    let cluster = Cluster::with_lease(LEASE);
+    let mut servers = cluster.servers(2);
+    for n in 0..100 {
+        let mut writer = client(&servers.iter().collect::<Vec<_>>());
+        let _: () = writer.set(format!("key:{n}"), n).expect("stored");
+    }
+    // From its first moment on.
+    let mut replica = cluster.replica();
+    for _ in 0..3 {
+        assert_eq!(cmd("DBSIZE").query::<usize>(&mut replica.client()).expect("waits"), 100);
+        replica.stop();
+        replica.restart();
+    }
+    while let Some(mut server) = servers.pop() {
+        server.stop();
+    }
+    until("the shards are parked", || cluster.parked() == 6);
+    replica.stop();
+    replica.restart();
+    let answer = cmd("DBSIZE").query::<usize>(&mut replica.client());
+    let code = answer.expect_err("nothing is shown").code().map(str::to_owned);
+    assert_eq!(code.as_deref(), Some("TRYAGAIN"));
+}
+
 #[test]
 fn a_standby_succeeds_the_last_owner() {
     let cluster = Cluster::with_lease(LEASE);

@@ -13,7 +13,7 @@ use std::time::Instant;
 ///
 /// The servers share the shards out with it, and take over those that nobody serves. It shows the shards of others
 /// no more. A standby (cluster-replica standby) does this by itself when an owner is lost. The server is an
-/// owner until it ends; the next start does what its settings say.
+/// owner until others have its shards: a start before that is an owner again, a later one does what its settings say.
 #[derive(Args)]
 pub(super) struct PromoteArguments {
     /// The replica: the beginning of its id, or host:port

@@ -257,8 +257,8 @@ impl BucketShared {
         self.taken_over.store(true, Ordering::Release);
         self.lease.end();
         Some(format!(
-            "{newest} is missing, and this server has stored it: its journal {} was deleted, and may have been \
-             given up",
+            "{newest} is missing, and this server has stored it more than a lease ago: others have taken over \
+             and need {} no more, or its objects were deleted",
             self.place
         ))
     }
