@@ -7,7 +7,7 @@
 
 use flagstone_commands::{CommandFlags, flag};
 use flagstone_storage::Layout;
-use flagstone_storage::slot::slot_of;
+use flagstone_storage::slot::{MAX_SHARDS, slot_of};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -43,6 +43,8 @@ struct ShardState {
 #[derive(Debug)]
 pub struct Stalls {
     shards: Vec<ShardState>,
+    /// Number of shards at the start; more may come when some are split.
+    begun_with: usize,
     refused: AtomicU8,
     /// True if a shard is broken.
     broken: AtomicBool,
@@ -50,8 +52,13 @@ pub struct Stalls {
 
 impl Stalls {
     pub fn new(shards: u16) -> Self {
-        let shards = (0..shards).map(|_| ShardState::default()).collect();
-        Self { shards, refused: AtomicU8::new(NOTHING), broken: AtomicBool::new(false) }
+        let all = (0..MAX_SHARDS).map(|_| ShardState::default()).collect();
+        Self {
+            shards: all,
+            begun_with: usize::from(shards),
+            refused: AtomicU8::new(NOTHING),
+            broken: AtomicBool::new(false),
+        }
     }
 
     /// Returns true if commands are refused because of stalled shards.
@@ -114,7 +121,7 @@ impl Stalls {
     /// Decides which writes are refused, by a limit for pending rows, and by the journal's size.
     pub fn weigh(&self, limit: u64, journal_bytes: u64, journal_max: u64) {
         let stalled = self.list();
-        let share = if stalled.len() == self.shards.len() { limit } else { limit / 2 };
+        let share = if stalled.len() >= self.begun_with { limit } else { limit / 2 };
         let refused = if stalled.is_empty() {
             NOTHING
         } else if journal_bytes > journal_max.saturating_mul(JOURNAL_PARTS) {

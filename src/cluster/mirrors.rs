@@ -4,7 +4,7 @@ use flagstone_storage::cluster::Life;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::slot::{Layout, MAX_SHARDS};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -27,6 +27,8 @@ pub struct Mirrors {
     /// For each owner a map's number, and the lsn up to which all records of the shards are shown that this
     /// map gives it.
     applied: Mutex<BTreeMap<Life, (u64, Lsn)>>,
+    /// Number of times that a shard was hidden.
+    hidden: AtomicU64,
     /// Notified when an owner asks.
     asked: Notify,
 }
@@ -34,7 +36,8 @@ pub struct Mirrors {
 impl Mirrors {
     pub(super) fn new(layout: Arc<Layout>) -> Self {
         let shards = (0..MAX_SHARDS).map(|_| Mirror::default()).collect();
-        Self { layout, shards, applied: Mutex::default(), asked: Notify::new() }
+        let (applied, hidden, asked) = (Mutex::default(), AtomicU64::new(0), Notify::new());
+        Self { layout, shards, applied, hidden, asked }
     }
 
     /// Returns the states of the shards that there are.
@@ -56,6 +59,12 @@ impl Mirrors {
     /// Shows a shard no more.
     pub fn hide(&self, shard: u16) {
         self.set(shard, false);
+        self.hidden.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns how often any shard was hidden: a look at all keys from before may have missed some.
+    pub(super) fn hidden(&self) -> u64 {
+        self.hidden.load(Ordering::SeqCst)
     }
 
     fn set(&self, shard: u16, is_shown: bool) {

@@ -48,7 +48,7 @@ impl Cluster {
     /// # Errors
     /// The error text, if it does not serve all shards that are its own.
     pub fn begin_look(&self) -> Result<WholeLook, &'static str> {
-        let departures = self.departures.load(Ordering::SeqCst);
+        let departures = self.departures();
         self.check_whole(self.serves_all_shards(false))?;
         Ok(WholeLook { departures })
     }
@@ -58,7 +58,12 @@ impl Cluster {
     /// # Errors
     /// The error text, if a shard has begun to leave meanwhile: some of its keys may not have been seen.
     pub fn check_look(&self, look: &WholeLook) -> Result<(), &'static str> {
-        self.check_whole(self.departures.load(Ordering::SeqCst) == look.departures)
+        self.check_whole(self.departures() == look.departures)
+    }
+
+    /// Returns how often a shard has begun to leave, or was hidden.
+    fn departures(&self) -> u64 {
+        self.departures.load(Ordering::SeqCst) + self.mirrors.hidden()
     }
 
     /// Returns the error of a command that needs all shards of this server, unless they are there.

@@ -324,6 +324,8 @@ impl Following {
                 continue;
             }
             let cluster = self.own.cluster.clone();
+            // What was shown of it before is gone first.
+            cluster.mirrors.hide(id);
             let elsewhere = move |slot| cluster.refusal(slot, false);
             let shown = self.own.cluster.clone();
             let show = move |worker: Rc<Worker>| async move {

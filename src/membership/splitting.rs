@@ -5,7 +5,7 @@
 use super::moving::{flush_ahead, settle, stop_serving};
 use super::{Agent, Handled, Seated, ShardChange};
 use anyhow::{Result, bail};
-use flagstone_storage::cluster::{ClusterMap, MapRefusal};
+use flagstone_storage::cluster::{ClusterMap, MapRefusal, MapShard};
 use tokio::time::Instant;
 
 impl Agent {
@@ -14,7 +14,9 @@ impl Agent {
         if !self.busy.is_empty() || self.ending.is_some() {
             return;
         }
-        let mut asked = map.owned_by(self.life()).filter(|it| it.split_at.is_some());
+        // One that is to move is split by its next owner.
+        let is_asked = |it: &&MapShard| it.split_at.is_some() && it.moving_to.is_none();
+        let mut asked = map.owned_by(self.life()).filter(is_asked);
         let Some(shard) = asked.find(|it| self.can_give(it.id)).map(|it| it.id) else { return };
         self.busy.insert(shard);
         let splitting = split(self.own.clone(), shard);

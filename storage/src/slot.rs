@@ -173,12 +173,13 @@ impl Layout {
             of_slot: (0..SLOTS).map(|slot| AtomicU16::new(self.shard_at_creation(slot))).collect(),
             slots: RwLock::new(self.all_at_creation()),
         });
-        for (shard, range) in (0..).zip(&slots) {
-            for slot in range.clone() {
+        // Who finds a shard finds its slots.
+        *split.slots.write().unwrap_or_else(PoisonError::into_inner) = slots.clone();
+        for (shard, range) in (0..).zip(slots) {
+            for slot in range {
                 split.of_slot[usize::from(slot)].store(shard, Ordering::Release);
             }
         }
-        *split.slots.write().unwrap_or_else(PoisonError::into_inner) = slots;
     }
 
     #[inline]

@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::engine::points::{MAX_FILES, PointLimits};
 use crate::engine::{Claim, Engine, MergePermits, Upkeep};
 use crate::place::Place;
+use crate::slot::SLOTS;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
@@ -28,6 +29,8 @@ pub(crate) struct EngineOpener {
     cache: Arc<dyn DbCache>,
     clock: Clock,
     upkeep: Upkeep,
+    /// Number of shards at the creation of the directory.
+    created: u16,
 }
 
 impl EngineOpener {
@@ -78,6 +81,7 @@ impl EngineOpener {
             cache: Arc::new(cache),
             clock: clock.clone(),
             upkeep,
+            created: shards,
         }
     }
 
@@ -122,7 +126,24 @@ impl EngineOpener {
     fn upkeep_of(&self, home: &ShardHome) -> Upkeep {
         let disk_cache = self.disk_cache.as_ref();
         let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(home.name()), *bytes));
-        Upkeep { disk_cache, slots: home.slots.clone(), ..self.upkeep.clone() }
+        let upkeep = Upkeep { disk_cache, slots: home.slots.clone(), ..self.upkeep.clone() };
+        match &home.slots {
+            Some(own) => self.part_of(upkeep, own.0.len()),
+            None => upkeep,
+        }
+    }
+
+    /// Returns the settings of a shard with so many slots: parts of a shard that was split share its memory, and
+    /// its part of the cache on the disk.
+    fn part_of(&self, upkeep: Upkeep, slots: usize) -> Upkeep {
+        let whole = (usize::from(SLOTS) / usize::from(self.created)).max(slots);
+        let disk_cache = upkeep.disk_cache;
+        Upkeep {
+            memtable_bytes: upkeep.memtable_bytes * slots / whole,
+            merge_bytes: upkeep.merge_bytes * slots / whole,
+            disk_cache: disk_cache.map(|(dir, bytes)| (dir, bytes * slots as u64 / whole as u64)),
+            ..upkeep
+        }
     }
 }
 
