@@ -35,6 +35,7 @@ fn map() -> ClusterMap {
     after(&map, |draft| {
         draft.leave(Life(3)).expect("leaves");
         draft.want_move(2, Some(Life(2))).expect("wanted");
+        draft.want_split(1, Some(5000)).expect("wanted");
     })
 }
 
@@ -49,11 +50,11 @@ server    life  state    address                 shards  slots
 3f3f3f02  2     open     10.0.0.6:6379 tls:6380  2       0-8191
 3f3f3f03  3     leaving  [fd00::7]:6379          1       8192-12287
 
-shard  slots        owner     journals  moving to  pinned
-0      0-4095       3f3f3f02  1,2       -          -
-1      4096-8191    3f3f3f02  2         -          -
-2      8192-12287   3f3f3f03  3         3f3f3f02   yes
-3      12288-16383  -         -         -          -";
+shard  slots        owner     journals  moving to  pinned  split at
+0      0-4095       3f3f3f02  1,2       -          -       -
+1      4096-8191    3f3f3f02  2         -          -       5000
+2      8192-12287   3f3f3f03  3         3f3f3f02   yes     -
+3      12288-16383  -         -         -          -       -";
     assert_eq!(render(&map(), false), expected);
     let wide = render(&map(), true);
     assert_eq!(wide.matches(&node(2).to_string()).count(), 4, "{wide}");

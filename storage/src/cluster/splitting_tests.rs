@@ -8,14 +8,17 @@ use crate::clock::Clock;
 use crate::control::slots_row;
 use crate::encoding::{RowKey, prefix_range, row, slot_of_row};
 use crate::engine::{Engine, OwnSlots, Upkeep};
+use crate::place::sim::{Client, Sim};
 use crate::place::{Place, Shares, admin};
 use crate::slot::{KeyHash, SLOTS};
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use object_store::memory::InMemory;
 use slatedb::db_cache::foyer::FoyerCache;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Number of large rows.
@@ -40,25 +43,37 @@ async fn rows_of(store: &Place) -> BTreeMap<String, u64> {
 }
 
 impl TestServer {
-    /// Splits a shard in the middle, up to the change of the map. Returns the files of the new one.
-    async fn begin_split(&mut self, id: u16) -> ShardBranch {
-        let middle = self.map().await.slots_of(id);
-        let at = middle.start + middle.len() as u16 / 2;
+    /// Asks for the split of a shard in the middle.
+    async fn want_split(&self, id: u16) {
+        let slots = self.map().await.slots_of(id);
+        let at = slots.start + slots.len() as u16 / 2;
         self.seat.amend(|draft| draft.want_split(id, Some(at))).await.unwrap().unwrap();
-        let map = self.map().await;
-        let mut detached = self.partition.detach(id).unwrap();
-        detached.flush(&self.journal).await.unwrap();
-        let lower = map.lower_half(id).unwrap();
-        assert_eq!(lower.end, at);
-        detached.close_to_split(&self.journal, lower).await.unwrap();
-        self.seat.branch(&map, id).await.unwrap()
+    }
+
+    /// Splits a shard, up to the change of the map. Returns the files of the new one.
+    async fn try_begin_split(&mut self, id: u16) -> Result<ShardBranch> {
+        let map = self.seat.maps().newest().await?.context("the map is gone")?;
+        let lower = map.lower_half(id).context("nobody wants it")?;
+        let mut detached = self.partition.detach(id)?;
+        detached.flush(&self.journal).await?;
+        detached.close_to_split(&self.journal, lower).await?;
+        self.seat.branch(&map, id).await
+    }
+
+    async fn begin_split(&mut self, id: u16) -> ShardBranch {
+        self.want_split(id).await;
+        self.try_begin_split(id).await.unwrap()
+    }
+
+    async fn try_end_split(&mut self, id: u16, branch: &ShardBranch) -> Result<()> {
+        let (life, new) = (self.seat.life(), branch.id);
+        let map = self.seat.amend(|draft| draft.split(id, life, new)).await??;
+        self.partition.store.layout().divide(map.division());
+        self.try_take().await
     }
 
     async fn end_split(&mut self, id: u16, branch: &ShardBranch) {
-        let (life, new) = (self.seat.life(), branch.id);
-        let map = self.seat.amend(|draft| draft.split(id, life, new)).await.unwrap().unwrap();
-        self.partition.store.layout().divide(map.division());
-        self.try_take().await.unwrap();
+        self.try_end_split(id, branch).await.unwrap();
     }
 
     async fn check(&mut self, number: u64) {
@@ -99,6 +114,69 @@ async fn both_parts_of_a_shard_have_what_it_had_and_nothing_is_copied() {
     other.partition.store.layout().divide(division);
     other.try_take().await.unwrap();
     other.check(2).await;
+}
+
+/// Splits a shard in a process that dies after some requests; then another one takes all over. Returns true if
+/// the split counts.
+async fn killed_after(requests: u64) -> bool {
+    let sim = Sim::new(requests);
+    let client = || {
+        let client = sim.client(0);
+        client.pace.store(1, Ordering::SeqCst);
+        client
+    };
+    let place = |client: &Arc<Client>| Place::within(client.clone(), "data".into(), "sim");
+    let mine = client();
+    let mut server = TestServer::join(&place(&mine), 0).await;
+    server.try_take().await.unwrap();
+    server.fill(1).await;
+    server.want_split(0).await;
+    mine.die_after(requests);
+    let splitting = async {
+        let branch = server.try_begin_split(0).await?;
+        server.try_end_split(0, &branch).await
+    };
+    let death = async {
+        while !mine.is_dead() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let is_done = tokio::select! {
+        ran = splitting => ran.is_ok(),
+        () = death => false,
+    };
+    let (life, store) = (server.seat.life(), place(&client()));
+    let mut other = TestServer::join(&store, 1).await;
+    other.try_take_over(life, &[other.seat.life()]).await.unwrap();
+    let map = other.map().await;
+    let is_split = map.shards().len() == 4;
+    assert!(is_split || !is_done, "{requests}");
+    other.partition.store.layout().divide(map.division());
+    other.try_take().await.unwrap();
+    other.check(1).await;
+    for shard in map.shards() {
+        other.try_flush(shard.id).await.unwrap();
+    }
+    forget(&other.seat).await;
+    assert_eq!(rows_of(&store).await.contains_key("shard-3-1"), is_split, "{requests}");
+    // The wish is carried out by the next owner.
+    if !is_split {
+        let branch = other.try_begin_split(0).await.unwrap();
+        other.end_split(0, &branch).await;
+    }
+    other.check(1).await;
+    is_split
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_split_may_be_cut_off_at_any_request() {
+    let runs = (0..80).map(|requests| tokio::spawn(killed_after(requests)));
+    let runs: Vec<_> = runs.collect();
+    let mut split = 0;
+    for run in runs {
+        split += usize::from(run.await.unwrap());
+    }
+    assert!((10..70).contains(&split), "{split} of 80 were split");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
