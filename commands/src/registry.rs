@@ -198,7 +198,13 @@ impl<R: Runner> Command<R> {
     }
 
     /// Returns the error text if a key is longer than an engine key can be.
+    #[inline]
     pub fn too_long_key(&self, args: Args<'_>) -> Option<String> {
+        let is_short = args.bytes_at_most() <= flagstone_storage::encoding::MAX_KEY;
+        if is_short { None } else { self.long_key_error(args) }
+    }
+
+    fn long_key_error(&self, args: Args<'_>) -> Option<String> {
         const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
         if args.iter().all(|arg| arg.len() <= MAX_KEY) {
             return None;

@@ -19,6 +19,8 @@ pub type ArgRanges = SmallVec<[(u32, u32); 8]>;
 const UNAUTHENTICATED_MAX_ARGS: usize = 10;
 /// Maximum size of an argument before the connection has authenticated, in bytes.
 const UNAUTHENTICATED_MAX_BULK: usize = 16 * 1024;
+/// Greatest length of a short argument: one or two digits, and below every limit but a test's.
+const SHORT: usize = 99;
 /// Capacity beyond which a range list or an inline buffer is freed after its command.
 const KEEP_CAPACITY: usize = 1024;
 
@@ -251,6 +253,12 @@ impl Parser {
         self.is_inline
     }
 
+    /// Returns the unescaped arguments of an inline command, which its ranges are of.
+    #[inline]
+    pub fn unescaped(&self) -> &[u8] {
+        &self.inline
+    }
+
     /// Returns the bytes of the request just parsed, or of the parsed part of an incomplete one.
     #[inline]
     pub fn consumed(&self) -> usize {
@@ -333,6 +341,12 @@ impl Parser {
     #[inline]
     fn parse_bulks(&mut self, buf: &[u8], limits: &Limits) -> Result<Parsed, ProtocolError> {
         while self.remaining > 0 {
+            if self.state == State::BulkHeader {
+                self.parse_short(buf, limits);
+                if self.remaining == 0 {
+                    break;
+                }
+            }
             let len = match self.state {
                 State::BulkBody(len) => len,
                 _ => match self.bulk_length(buf, limits)? {
@@ -353,6 +367,35 @@ impl Parser {
         }
         self.state = State::Done;
         Ok(Parsed::Command)
+    }
+
+    /// Parses the next arguments as long as they are short and complete. No limit is below their
+    /// length.
+    #[inline]
+    fn parse_short(&mut self, buf: &[u8], limits: &Limits) {
+        if limits.max_bulk < SHORT || buf.len() > u32::MAX as usize {
+            return;
+        }
+        let digit = |byte: u8| usize::from(byte - b'0');
+        let (mut pos, mut remaining) = (self.pos, self.remaining);
+        while remaining > 0 {
+            let line = buf.get(pos..).unwrap_or_default();
+            let (len, head) = match *line {
+                [b'$', a @ b'0'..=b'9', b'\r', _, ..] => (digit(a), 4),
+                [b'$', a @ b'1'..=b'9', b @ b'0'..=b'9', b'\r', _, ..] => {
+                    (digit(a) * 10 + digit(b), 5)
+                }
+                _ => break,
+            };
+            if line.len() < head + len + 2 {
+                break;
+            }
+            let start = pos + head;
+            self.args.push((start as u32, (start + len) as u32));
+            pos = start + len + 2;
+            remaining -= 1;
+        }
+        (self.pos, self.remaining) = (pos, remaining);
     }
 
     /// Reads `$<length>` and moves behind it; `None` if the line is not complete.

@@ -54,6 +54,27 @@ fn encode(args: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
+fn arguments_of_any_length_come_back_wherever_the_stream_is_cut() {
+    for len in [0, 1, 9, 10, 99, 100, 101, 999, 1000] {
+        for limits in [
+            Limits { max_bulk: SHORT - 1, ..Limits::default() },
+            Limits { authenticated: false, ..Limits::default() },
+            Limits::default(),
+        ] {
+            let args = [b"SET".to_vec(), vec![b'$'; len], vec![b'\r'; len]];
+            let stream = encode(&args).repeat(2);
+            let error = (len > limits.max_bulk).then_some(ProtocolError::InvalidBulkLength);
+            let commands = if error.is_some() { vec![] } else { vec![args.to_vec(); 2] };
+            for cut in 0..stream.len() {
+                let (front, rest) = stream.split_at(cut);
+                let parsed = parse_chunks([front, rest], &limits);
+                assert_eq!(parsed, (commands.clone(), error), "{len} bytes, cut at {cut}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_multibulk_command_is_found_in_place() {
     let buf = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$5\r\nva\r\nl\r\n*1\r\n";
     let mut parser = Parser::new();
