@@ -33,6 +33,8 @@ const DIGEST: u8 = 1;
 const META_SLOT: usize = 5;
 /// Offset of the slot in the key of a row of the expiry index.
 const TIME_SLOT: usize = 9;
+/// Bits of the hash behind the slot, which are the last 48 of eight bytes.
+const HASH_BITS: u32 = 48;
 /// Length of a meta row key before the user key: kind, generation, slot, hash48.
 const META_HEAD: usize = 1 + 4 + 2 + 6;
 /// Length of an element row key before the element: kind, slot, version.
@@ -50,10 +52,11 @@ impl RowKey {
 
     /// Appends the beginning of the keys of meta rows from a hash on.
     pub fn meta_prefix(out: &mut Vec<u8>, generation: u32, slot: u16, hash48: u64) {
-        out.push(row::META);
-        out.extend_from_slice(&generation.to_be_bytes());
-        out.extend_from_slice(&slot.to_be_bytes());
-        out.extend_from_slice(&hash48.to_be_bytes()[2..]);
+        let place = u64::from(slot) << HASH_BITS | hash48;
+        let mut head = [row::META; META_HEAD];
+        head[1..META_SLOT].copy_from_slice(&generation.to_be_bytes());
+        head[META_SLOT..].copy_from_slice(&place.to_be_bytes());
+        out.extend_from_slice(&head);
     }
 
     /// Appends `E | slot u16 | version u64`: the beginning of the keys of all element rows of a
@@ -168,15 +171,16 @@ impl<'a> Row<'a> {
     pub fn parse(row_key: &'a [u8]) -> Option<Self> {
         let (&kind, rest) = row_key.split_first()?;
         Some(match kind {
-            row::META => Self::Meta {
-                generation: be_u32(rest.get(..4)?)?,
-                slot: be_u16(row_key.get(META_SLOT..META_SLOT + 2)?)?,
-                hash48: row_key
-                    .get(META_SLOT + 2..META_HEAD)?
-                    .iter()
-                    .fold(0, |n, &b| n << 8 | u64::from(b)),
-                key: row_key.get(META_HEAD..)?,
-            },
+            row::META => {
+                let (head, key) = row_key.split_at_checked(META_HEAD)?;
+                let place = be_u64(&head[META_SLOT..])?;
+                Self::Meta {
+                    generation: be_u32(&head[1..META_SLOT])?,
+                    slot: (place >> HASH_BITS) as u16,
+                    hash48: place & ((1 << HASH_BITS) - 1),
+                    key,
+                }
+            }
             row::ELEMENT => Self::Element {
                 slot: be_u16(rest.get(..2)?)?,
                 version: be_u64(rest.get(2..10)?)?,

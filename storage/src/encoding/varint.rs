@@ -10,14 +10,32 @@ pub fn put_varint(out: &mut Vec<u8>, mut n: u64) {
 }
 
 /// Reads a LEB128 integer from the front of `input`.
+#[inline]
 pub fn get_varint(input: &mut &[u8]) -> Option<u64> {
+    let (n, rest) = split_varint(input)?;
+    *input = rest;
+    Some(n)
+}
+
+/// Splits off a LEB128 integer: mostly one byte. The slice goes by value, so that a caller can hold
+/// it in registers.
+#[inline]
+fn split_varint(input: &[u8]) -> Option<(u64, &[u8])> {
+    match input.split_first()? {
+        (&byte, rest) if byte < 0x80 => Some((byte.into(), rest)),
+        _ => split_long_varint(input),
+    }
+}
+
+#[inline(never)]
+fn split_long_varint(mut input: &[u8]) -> Option<(u64, &[u8])> {
     let mut n = 0u64;
     for shift in (0..64).step_by(7) {
         let (&byte, rest) = input.split_first()?;
-        *input = rest;
+        input = rest;
         n |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
-            return Some(n);
+            return Some((n, input));
         }
     }
     None
@@ -30,6 +48,7 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Reads bytes written by [`put_bytes`].
+#[inline]
 pub fn get_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
     let len = usize::try_from(get_varint(input)?).ok()?;
     let (bytes, rest) = input.split_at_checked(len)?;

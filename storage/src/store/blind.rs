@@ -33,6 +33,7 @@ impl Store {
 
     /// Sets a key to a string with an expiry (0: none), whatever it was before: the key need not be
     /// in memory. Returns its entry.
+    #[inline]
     pub fn replace(
         &mut self,
         db: u32,

@@ -31,7 +31,8 @@ pub struct EntryMut<'a> {
 }
 
 impl Store {
-    /// Returns an entry that was found, for writing.
+    /// Returns an entry that was found, for writing. Inline: its result is large, and would be copied.
+    #[inline]
     pub(super) fn change(&mut self, found: EntryAddress) -> Result<EntryMut<'_>, Fault> {
         let Self { dbs, dirty, seen, round, stats, notes, words, unit, .. } = self;
         let entry = found.entry_mut(dbs);

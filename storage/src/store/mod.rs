@@ -179,6 +179,7 @@ impl Store {
     // ---- per command -------------------------------------------------------------------------
 
     /// Begins a command at a time; `touch`: it counts as an access (CLIENT NO-TOUCH).
+    #[inline]
     pub fn begin(&mut self, now_ms: u64, touch: bool) {
         self.now_ms = now_ms;
         self.due_ms = now_ms;
@@ -299,6 +300,7 @@ impl Store {
     /// Returns a key for writing, whether it exists or not. The first mutable access marks it
     /// dirty. The caller sets [`Entry::value`] and `expire_at_ms`, or deletes the key with
     /// [`Entry::clear`].
+    #[inline]
     pub fn entry_mut(&mut self, db: u32, key: &[u8]) -> Result<EntryMut<'_>, Fault> {
         let found = match self.find(db, key)? {
             Some(found) => found,

@@ -67,6 +67,7 @@ pub struct SampledKey {
 
 impl Store {
     /// Sets how accesses are counted from now on; `None`: they are not.
+    #[inline]
     pub fn count_accesses(&mut self, counting: Option<AccessCounting>) {
         self.counting = counting;
     }

@@ -27,6 +27,10 @@ impl Store {
     /// Returns true if the command may ask for a key.
     #[inline]
     pub(crate) fn allows(&self, db: u32, at: KeyHash, key: &[u8]) -> bool {
+        matches!(self.scope, Scope::All) || self.is_in_scope(db, at, key)
+    }
+
+    fn is_in_scope(&self, db: u32, at: KeyHash, key: &[u8]) -> bool {
         match &self.scope {
             Scope::All => true,
             Scope::Own => self.has_shard_of(at.slot),

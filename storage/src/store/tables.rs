@@ -100,12 +100,18 @@ impl Db {
         Self { generation, tables: Vec::new(), partial }
     }
 
+    #[inline]
     pub(super) fn table(&mut self, slot: u16) -> &mut SubTable {
         if self.tables.is_empty() {
-            let partial = self.partial;
-            self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
+            self.create_tables();
         }
         &mut self.tables[sub_table(slot)]
+    }
+
+    #[cold]
+    fn create_tables(&mut self) {
+        let partial = self.partial;
+        self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
     }
 
     /// Notes that keys of some slots may be on disk only.
