@@ -41,7 +41,8 @@ pub struct Spec<R: 'static = Run> {
     /// Positions of the element names among the arguments, for prefetching them.
     pub names: Option<Names>,
     pub subcommands: &'static [Spec<R>],
-    /// Returns true if the command may wait for its keys, given the arguments.
+    /// Returns true if the command may wait for its keys, given the arguments. Asked only of those
+    /// with the flag BLOCKING.
     pub blocks: fn(Args<'_>) -> bool,
     pub run: R,
 }

@@ -68,7 +68,11 @@ pub(super) struct Cycle {
     /// Bytes that the replies of parked commands may take.
     room: Option<Room>,
     now_ms: u64,
+    /// Number of commands that have run here.
     commands: usize,
+    /// Numbers of commands that were dispatched, and of those that have run here, which are not in
+    /// the worker's counters yet: those are shared with other threads, and dear to add to.
+    uncounted: (u64, u64),
     /// Number of commands that wait on this worker.
     parked: usize,
     /// True if many commands wait on a worker that was sent one: no more are sent before it is
@@ -92,6 +96,7 @@ impl Cycle {
             room: None,
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
+            uncounted: (0, 0),
             parked: 0,
             crowded: false,
             ends: false,
@@ -121,6 +126,19 @@ impl Cycle {
     /// Returns true if every reply so far is in the cycle's buffer.
     pub(super) fn is_plain(&self) -> bool {
         self.plain
+    }
+
+    /// Counts a command that is dispatched.
+    pub(super) fn begin_command(&mut self) {
+        self.uncounted.0 += 1;
+    }
+
+    /// Adds the commands so far to the worker's counters, before anybody can ask for them: a script, or a
+    /// command behind the replies.
+    fn count_commands(&mut self, worker: &Worker) {
+        let (dispatched, local) = std::mem::take(&mut self.uncounted);
+        worker.stats().commands.fetch_add(dispatched, Ordering::Relaxed);
+        worker.stats().local.fetch_add(local, Ordering::Relaxed);
     }
 
     /// Returns the buffer to write a reply to; [`Cycle::end_command`] follows.
@@ -180,8 +198,11 @@ impl Cycle {
         at: Option<KeyHash>,
         settings: &Settings,
     ) -> bool {
-        if command.undeclared_keys && !command.spec.runs_others() {
-            return false;
+        if command.undeclared_keys {
+            if !command.spec.runs_others() {
+                return false;
+            }
+            self.count_commands(worker);
         }
         let Target::One(target, at) =
             routing::target(&worker.node, command, args, at, session.db, worker.id)
@@ -205,7 +226,7 @@ impl Cycle {
             self.ends = command.spec.runs_others();
             return true;
         }
-        worker.stats().local.fetch_add(1, Ordering::Relaxed);
+        self.uncounted.1 += 1;
         self.commands += 1;
         if self.commands.is_multiple_of(CLOCK_EVERY) {
             self.now_ms = worker.node.clock.now_ms();
@@ -234,7 +255,8 @@ impl Cycle {
     /// Sends the batches, then waits until every reply has arrived, the rounds that the replies
     /// show are stored, and the ownership of the data is confirmed. Returns the replies in order;
     /// if they take many bytes, only the first ones, and the sources of the others.
-    pub(super) async fn finish(self, worker: &Rc<Worker>) -> (Reply, Option<Box<Scattered>>) {
+    pub(super) async fn finish(mut self, worker: &Rc<Worker>) -> (Reply, Option<Box<Scattered>>) {
+        self.count_commands(worker);
         if self.plain {
             let shows_data = self.shows_data;
             let (replies, ends) = self.finish_plain(worker).await;

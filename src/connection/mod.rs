@@ -423,7 +423,7 @@ impl Connection {
         settings: &Settings,
     ) -> Dispatched {
         let args = ready.args;
-        self.worker.stats().commands.fetch_add(1, Ordering::Relaxed);
+        cycle.begin_command();
         let command = match gate::admit(&self.session, &self.worker, ready.command, args, settings)
         {
             Admitted::Run(command) => command,

@@ -52,7 +52,9 @@ impl Manner {
         let handlers = || routing::handlers(command);
         let nothing = || Self::Nothing(NO_HANDLER.into());
         match command.spec.run {
-            Route::Keys(_) | Route::Unit | Route::Script if (command.spec.blocks)(args) => {
+            Route::Keys(_) | Route::Unit | Route::Script
+                if command.spec.has(flag!(BLOCKING)) && (command.spec.blocks)(args) =>
+            {
                 Self::BlockingKeys
             }
             Route::Keys(_) | Route::Unit | Route::Script => Self::Keys,

@@ -106,6 +106,7 @@ fn refusal_of_replica(
 }
 
 /// Returns true if writes need more replicas than there are good ones.
+#[inline]
 fn lacks_replicas(health: &Health, settings: &Settings) -> bool {
     if health.is_unconfirmed() {
         return true;

@@ -340,6 +340,7 @@ impl Node {
     }
 
     /// Returns the worker that owns a slot.
+    #[inline]
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
     }
@@ -377,10 +378,14 @@ impl Node {
     /// Begins a command on a store. While clients are paused, expired keys are not deleted, nor by a
     /// replica: its primary does that. A read of one must not wait for replicas that are not there,
     /// either.
+    #[inline]
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
-        store.words.want(self.followers.feed.is_on());
-        store.words.share_plain(&self.followers.feed.plain_removals);
+        let is_heard = self.followers.feed.is_on();
+        store.words.want(is_heard);
+        if is_heard {
+            store.words.share_plain(&self.followers.feed.plain_removals);
+        }
         store.count_accesses(self.health.data_set.counting());
         if self.pauses.now().is_some()
             || self.health.replica.is_following()

@@ -93,7 +93,14 @@ impl Pauses {
     }
 
     /// Returns the pause that is in force, if any.
+    #[inline]
     pub fn now(&self) -> Option<ClientPause> {
+        let may_be = self.paused.load(Ordering::Relaxed) || self.holds.load(Ordering::Relaxed) != 0;
+        if may_be { self.in_force() } else { None }
+    }
+
+    #[cold]
+    fn in_force(&self) -> Option<ClientPause> {
         let of_clients = self.of_clients();
         let holds = self.holds.load(Ordering::Relaxed);
         if holds == 0 || of_clients.is_some_and(|pause| !pause.writes_only) {

@@ -45,6 +45,7 @@ pub enum Target {
 }
 
 /// Returns the target of a command on keys. `at`: its only key, if it was hashed.
+#[inline]
 pub fn target(
     node: &Node,
     command: &Command,

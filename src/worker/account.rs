@@ -48,6 +48,7 @@ impl Worker {
     }
 
     /// Counts a command that has run since the last one ended or the watch was started.
+    #[inline]
     pub(crate) fn ran(&self, run: &FinishedCommand<'_>, settings: &Settings) {
         let &FinishedCommand { command, ref args, db, client, reply_bytes } = run;
         let now = Instant::now();

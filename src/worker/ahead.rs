@@ -172,11 +172,9 @@ impl Ahead {
     pub(crate) fn get<'a>(&'a self, n: usize, parser: &'a Parser, data: &'a [u8]) -> Ready<'a> {
         let next = &self.commands[n];
         let bytes = &data[next.bytes.clone()];
-        let args = if next.is_inline {
-            parser.args(bytes)
-        } else {
-            Args::new(bytes, &self.ranges[next.ranges.clone()])
-        };
+        // A choice between two `Args` would go through memory.
+        let source = if next.is_inline { parser.unescaped() } else { bytes };
+        let args = Args::new(source, &self.ranges[next.ranges.clone()]);
         Ready { command: next.command, at: next.at, args, bytes: next.bytes.clone() }
     }
 

@@ -218,7 +218,8 @@ impl Worker {
         scope: Scope,
         out: &mut Reply,
     ) -> Attempt {
-        let &Invocation { command, args, request, at, now_ms, settings } = run;
+        let Invocation { command, args, request, settings, .. } = run;
+        let (command, args) = (*command, *args);
         if let Some(text) = self.refused_late(run) {
             out.error(text);
             return Ok(Executed { round: 0, outcome: Outcome::Refused });
@@ -236,16 +237,16 @@ impl Worker {
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        self.node.begin_request(store, now_ms, &request);
+        self.node.begin_request(store, run.now_ms, request);
         store.notes.want(self.node.interest(settings));
         if command.undeclared_keys {
             store.confine(scope);
         }
-        if let (Some(at), Some(key)) = (at, args.get(1)) {
+        if let (Some(at), Some(key)) = (run.at, args.get(1)) {
             store.hint(key, at);
         }
         let (db, again, data) = (request.db, request.again, &settings.data);
-        let reads_all = self.node.reads_all(request, command, args);
+        let reads_all = self.node.reads_all(*request, command, args);
         let mut cx = Ctx { again, reads_all, ..Ctx::new(store, out, db, data) };
         cx.store.words.begin_group();
         let outcome = said::run(&mut cx, command, args, |cx, args| handler(cx, args));

@@ -55,19 +55,24 @@ const LINES: &[&str] = &[
     "QUIT",
 ];
 
+/// Returns a line as a client library sends it.
+fn request(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').map(|w| if w == "\"\"" { "" } else { w }).collect();
+    let bulks = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    [format!("*{}\r\n", words.len()), bulks.collect()].concat()
+}
+
 /// The same as a client library sends it; every fifth as it stands, inline. Before each is an empty
 /// request.
 fn requests() -> Vec<Vec<u8>> {
-    let request = |(n, line): (usize, &&str)| {
+    let numbered = |(n, line): (usize, &&str)| {
         let empty = if n % 2 == 0 { "\r\n" } else { "*0\r\n" };
         if n % 5 == 4 {
             return format!("{empty}{line}\r\n").into_bytes();
         }
-        let words: Vec<&str> = line.split(' ').map(|w| if w == "\"\"" { "" } else { w }).collect();
-        let bulks = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
-        [format!("{empty}*{}\r\n", words.len()), bulks.collect()].concat().into_bytes()
+        [empty, &request(line)].concat().into_bytes()
     };
-    LINES.iter().enumerate().map(request).collect()
+    LINES.iter().enumerate().map(numbered).collect()
 }
 
 /// Returns the server's answers to pieces that are sent one after the other.
@@ -99,4 +104,23 @@ fn replies_are_the_same_however_a_pipeline_is_cut() {
             assert_eq!(got, one_by_one, "{size} bytes at a time, {workers} workers");
         }
     }
+}
+
+#[test]
+fn the_count_of_commands_includes_all_that_stand_before() {
+    let server = Server::start(&["--workers", "1"]);
+    let lines = "INFO stats|SET a 1|GET a|INFO stats|GET a|EVAL return(redis.call('INFO','stats')) 0|INFO stats|\
+                 GET a|COMMAND COUNT|MULTI|GET a|INFO stats|EXEC|PING|INFO stats|\
+                 GET a|CONFIG RESETSTAT|INFO stats|QUIT";
+    let pipeline: String = lines.split('|').map(request).collect();
+    let got = answers(&server, std::iter::once(pipeline.as_bytes()));
+    let counts: Vec<u64> = got
+        .split("total_commands_processed:")
+        .skip(1)
+        .filter_map(|rest| rest.split('\r').next()?.parse().ok())
+        .collect();
+    let since_reset = counts.last().copied();
+    let before = &counts[..counts.len() - 1];
+    let since_before: Vec<u64> = before.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!((since_before, since_reset), (vec![3, 2, 1, 6, 2], Some(1)), "{got}");
 }
