@@ -116,8 +116,7 @@ pub struct Cluster {
 
 /// Returns the error of a command on a slot that is elsewhere.
 fn moved(slot: u16, address: &NodeAddress, secured: bool) -> String {
-    let port = address.tls_port.filter(|_| secured).unwrap_or(address.port);
-    format!("MOVED {slot} {}:{port}", address.host)
+    format!("MOVED {slot} {}:{}", address.host, address.port_for(secured))
 }
 
 impl Cluster {

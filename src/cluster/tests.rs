@@ -63,6 +63,29 @@ fn commands_wait_until_libraries_are_loaded_and_no_longer_than_their_limit() {
     });
 }
 
+#[test]
+fn clients_are_sent_to_a_port_that_there_is() {
+    let address = |port, tls_port| NodeAddress { host: "h".to_owned(), port, tls_port };
+    let ports = |address: NodeAddress| [false, true].map(|secured| moved(7, &address, secured));
+    assert_eq!(ports(address(1, Some(2))), ["MOVED 7 h:1", "MOVED 7 h:2"]);
+    assert_eq!(ports(address(1, None)), ["MOVED 7 h:1"; 2]);
+    assert_eq!(ports(address(0, Some(2))), ["MOVED 7 h:2"; 2]);
+}
+
+#[test]
+fn a_server_says_while_it_gives_a_shard_away() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    cluster.set(0, ServedState::Served);
+    assert!(!cluster.is_giving());
+    for ended in [ServedState::Served, ServedState::Elsewhere] {
+        cluster.begin_giving(0, None);
+        assert!(cluster.is_giving());
+        cluster.set(0, ended);
+        assert!(!cluster.is_giving());
+    }
+}
+
 const ADDRESS: fn(u16) -> NodeAddress =
     |port| NodeAddress { host: "10.0.0.5".to_owned(), port, tls_port: None };
 

@@ -87,10 +87,6 @@ impl ShownNode {
     fn member(cx: &Call<'_>, cluster: &Cluster, map: &ClusterMap, member: &MapMember) -> Self {
         let owned = || map.owned_by(member.life);
         let address = &member.address;
-        let client_port = match address.port {
-            0 => address.tls_port.unwrap_or(0),
-            port => port,
-        };
         let is_ip = address.host.parse::<IpAddr>().is_ok();
         let (endpoint, hostname) = match is_ip {
             true => (EndpointType::Ip, String::new()),
@@ -108,7 +104,7 @@ impl ShownNode {
             port: address.port.into(),
             tls_port: address.tls_port.unwrap_or(0).into(),
             is_secured: cx.session.client.is(ClientState::SECURED),
-            bus_port: u32::from(client_port) + BUS_OFFSET,
+            bus_port: u32::from(address.port_for(false)) + BUS_OFFSET,
             hostname,
             human_name: String::new(),
             endpoint,

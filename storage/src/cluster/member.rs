@@ -106,6 +106,14 @@ pub struct NodeAddress {
 }
 
 impl NodeAddress {
+    /// Returns the port for clients with TLS (`secured`) or without; the other one if there is no such port.
+    pub fn port_for(&self, secured: bool) -> u16 {
+        match self.tls_port {
+            Some(tls_port) if secured || self.port == 0 => tls_port,
+            _ => self.port,
+        }
+    }
+
     /// Returns true if the host can stand in a reply and in a file.
     pub(super) fn is_valid(&self) -> bool {
         let is_shown = |byte: u8| byte.is_ascii_graphic();
