@@ -17,6 +17,15 @@ impl Cluster {
         Server::start(&[&words[..], &["--workers", "2", "--shards", "6"]].concat())
     }
 
+    /// Starts an owner, which is filled, and a standby that shows its shards.
+    fn owner_and_standby(&self) -> (Server, Server) {
+        let owner = self.servers(1).remove(0);
+        let standby = self.standby();
+        drop(reader(&standby));
+        fill(&mut client(&[&owner]), 1);
+        (owner, standby)
+    }
+
     fn parked(&self) -> usize {
         let map = self.map();
         let shards = map["shards"].as_array().expect("shards").iter();
@@ -76,10 +85,7 @@ fn a_standby_takes_the_place_of_an_owner_that_is_lost() {
 #[test]
 fn a_standby_that_is_lost_as_the_only_owner_starts_as_an_owner_and_can_be_flushed() {
     let cluster = Cluster::with_lease(LEASE);
-    let mut owner = cluster.servers(1).remove(0);
-    let mut standby = cluster.standby();
-    drop(reader(&standby));
-    fill(&mut client(&[&owner]), 1);
+    let (mut owner, mut standby) = cluster.owner_and_standby();
     owner.kill();
     settle(&[&standby]);
     standby.kill();
@@ -142,10 +148,7 @@ fn a_replica_answers_of_all_keys_once_it_shows_all_shards() {
 #[test]
 fn a_standby_succeeds_the_last_owner() {
     let cluster = Cluster::with_lease(LEASE);
-    let mut owner = cluster.servers(1).remove(0);
-    let mut standby = cluster.standby();
-    drop(reader(&standby));
-    fill(&mut client(&[&owner]), 1);
+    let (mut owner, mut standby) = cluster.owner_and_standby();
     owner.stop();
     assert_eq!(cluster.parked(), 0, "the owner has given them to the standby");
     settle(&[&standby]);

@@ -316,8 +316,10 @@ fn ending(life: Life) -> String {
 /// # Errors
 /// If it is to be a replica, and others are to take its shards first.
 fn role_at_start(map: &ClusterMap, node: NodeId, wanted: ServerRole) -> Result<ServerRole> {
-    let lives = map.members().iter().filter(|member| member.node == node).map(|member| member.life);
-    let Some(life) = lives.into_iter().find(|life| map.owned_by(*life).next().is_some()) else {
+    let of_node = map.members().iter().filter(|member| member.node == node);
+    let Some(life) =
+        of_node.map(|member| member.life).find(|life| map.owned_by(*life).next().is_some())
+    else {
         return Ok(wanted);
     };
     let is_other =

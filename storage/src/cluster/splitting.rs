@@ -17,7 +17,6 @@ use crate::place::{Place, SHARED, Share, Shares, admin, names, put, read, remove
 use crate::slot::MAX_SHARDS;
 use anyhow::{Context, Result, bail};
 use object_store::ObjectStoreExt;
-use slatedb::admin::Admin;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -196,11 +195,7 @@ async fn remove_branch(engine: &Place) -> Result<()> {
         return remove_tree(engine).await;
     };
     for share in shares.shared() {
-        let parent: Admin = admin(engine.store(), &share.engine);
-        let id = share.checkpoint.parse().context("the id of a checkpoint")?;
-        if parent.read_manifest(None).await?.is_some() {
-            parent.delete_checkpoint(id).await?;
-        }
+        share.release(engine.store()).await?;
     }
     // The list goes last: it names the checkpoint.
     remove_tree(&engine.join("manifest")).await?;

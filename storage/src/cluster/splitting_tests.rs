@@ -32,6 +32,15 @@ fn store() -> Place {
     Place::within(Arc::new(InMemory::new()), "data".into(), "memory:")
 }
 
+/// Returns a store, and a server that has all shards there and a number in all keys.
+async fn filled() -> (Place, TestServer) {
+    let store = store();
+    let mut server = TestServer::join(&store, 0).await;
+    server.try_take().await.unwrap();
+    server.fill(1).await;
+    (store, server)
+}
+
 /// Returns the bytes of the files with rows of each shard's directory.
 async fn rows_of(store: &Place) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
@@ -97,10 +106,7 @@ impl TestServer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn both_parts_of_a_shard_have_what_it_had_and_nothing_is_copied() {
-    let store = store();
-    let mut server = TestServer::join(&store, 0).await;
-    server.try_take().await.unwrap();
-    server.fill(1).await;
+    let (store, mut server) = filled().await;
     for id in [0, 1] {
         let branch = server.begin_split(id).await;
         let rows = rows_of(&store).await;
@@ -199,10 +205,7 @@ async fn a_shard_that_has_other_slots_than_the_layout_is_not_attached() {
 /// Merges leave rows out, of which such a reader knows nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_replica_with_an_older_map_does_not_read_a_shard_that_was_split() {
-    let store = store();
-    let mut server = TestServer::join(&store, 0).await;
-    server.try_take().await.unwrap();
-    server.fill(1).await;
+    let (store, mut server) = filled().await;
     let replica = TestServer::join_as(&store, 1, ServerRole::Replica).await.unwrap();
     let (life, before) = (server.seat.life(), server.map().await);
     replica.seat.mirror(life, &before.shards()[..1]).await.unwrap();
@@ -221,10 +224,7 @@ async fn a_replica_with_an_older_map_does_not_read_a_shard_that_was_split() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_split_that_is_called_off_leaves_nothing() {
-    let store = store();
-    let mut server = TestServer::join(&store, 0).await;
-    server.try_take().await.unwrap();
-    server.fill(1).await;
+    let (store, mut server) = filled().await;
     let branch = server.begin_split(2).await;
     server.seat.amend(|draft| draft.want_split(2, None)).await.unwrap().unwrap();
     let (life, new) = (server.seat.life(), branch.id);

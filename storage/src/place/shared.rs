@@ -46,6 +46,19 @@ pub(crate) struct Share {
     pub(crate) files: BTreeMap<String, u64>,
 }
 
+impl Share {
+    /// Deletes the checkpoint that keeps the files in the parent's engine.
+    pub(crate) async fn release(&self, store: Arc<dyn ObjectStore>) -> Result<()> {
+        let parent = admin(store, &self.engine);
+        // If the parent does not exist any more, nothing keeps its files.
+        if parent.read_manifest(None).await?.is_some() {
+            let id = self.checkpoint.parse().context("the id of a checkpoint")?;
+            parent.delete_checkpoint(id).await?;
+        }
+        Ok(())
+    }
+}
+
 impl Shares {
     pub(crate) fn new(engines: BTreeMap<String, Share>) -> Self {
         Self { format: FORMAT, engines }
@@ -183,12 +196,7 @@ impl SharedStore {
         let owns: Vec<String> = owns.cloned().collect();
         for own in &owns {
             let Some(share) = shares.engines.get(own) else { continue };
-            let parent = admin(self.inner.clone(), &share.engine);
-            // If the parent does not exist any more, nothing keeps its files.
-            if parent.read_manifest(None).await?.is_some() {
-                let id = share.checkpoint.parse().context("the id of a checkpoint")?;
-                parent.delete_checkpoint(id).await?;
-            }
+            share.release(self.inner.clone()).await?;
             shares.engines.remove(own);
         }
         if !owns.is_empty() {
