@@ -103,7 +103,7 @@ pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
 pub async fn branch_at(node: &Arc<Node>, to: Place) -> Result<Lsn, String> {
     let taken = branch_for(node, to, Purpose::Passing).await?;
     let source = &node.checkpoints.source;
-    if let Err(error) = Catalog::of(&source.store).remove(&source.engines, &taken).await {
+    if let Err(error) = Catalog::of(&source.store).remove(&source.engines(), &taken).await {
         tracing::warn!(id = taken.id, "a checkpoint cannot be removed: {error:#}");
     }
     Ok(taken.lsn)
@@ -168,6 +168,7 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
     if node.cluster.is_some() {
         return Err(SHARED.into());
     }
+    let _turn = checkpoints.turn.lock().await;
     let whole = node.health.replica.whole_since();
     if whole.is_none() {
         return Err(PARTIAL.into());
@@ -177,13 +178,13 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
         taken = take(source, max_journal) => taken,
         () = checkpoints.cancelled.notified() => {
             // Removes the unfinished checkpoint.
-            let cleaned = catalog.clean(&source.engines).await;
+            let cleaned = catalog.clean(&source.engines()).await;
             cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
         }
     };
     let taken = match taken {
         Ok(taken) if node.health.replica.whole_since() != whole => {
-            let removed = catalog.remove(&source.engines, &taken).await;
+            let removed = catalog.remove(&source.engines(), &taken).await;
             removed.and(Err(anyhow::anyhow!(PARTIAL)))
         }
         taken => taken,
@@ -199,7 +200,7 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
     }
     if taken.is_ok() && purpose == Purpose::Keeping {
         let retention = retention(&node.config.settings());
-        match catalog.retain(&source.engines, retention, node.clock.now_ms()).await {
+        match catalog.retain(&source.engines(), retention, node.clock.now_ms()).await {
             Ok(gone) if gone.is_empty() => {}
             Ok(gone) => tracing::info!(checkpoints = gone.join(" "), "older checkpoints are gone"),
             Err(error) => tracing::warn!("older checkpoints cannot be removed: {error:#}"),

@@ -203,7 +203,7 @@ fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> C
         layout: opened.layout.clone(),
         origin: opened.origin,
         journal: opened.journal.clone(),
-        engines: opened.engines(),
+        engines: opened.engines().into(),
         clock,
     }
 }
@@ -245,6 +245,7 @@ fn serve(
         next_generation: opened.generations.next,
         requests: [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         stored: stored_state(&mut opened),
+        splitter: opened.splitter.take(),
         joined: joined.clone(),
         surroundings,
     };

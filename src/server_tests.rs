@@ -70,6 +70,7 @@ impl TestServer {
             next_generation: opened.generations.next,
             requests: [&opened.store, &opened.journal_place].map(|at| at.requests().clone()),
             stored: stored_state(&mut opened),
+            splitter: opened.splitter.take(),
             joined: None,
             surroundings,
         });
@@ -417,7 +418,7 @@ fn a_shard_is_closed_while_the_others_go_on() {
     }
     assert_eq!(client.ask("DBSIZE"), ":300", "replaced rows were looked for");
     let detached = server.detach(1);
-    let engine = server.node.checkpoints.source.engines[1].clone();
+    let engine = server.node.checkpoints.source.engines()[1].clone();
     server.background.block_on(detached.close(&server.node.journal)).unwrap();
     assert!(engine.closed().is_some());
     let other = server.key(3, 0);

@@ -20,6 +20,7 @@ const BEYOND: &[&str] = &[
     "flagstone|checkpoints",
     "flagstone|help",
     "flagstone|hotkeys",
+    "flagstone|split",
     "hexpire",
     "hexpireat",
     "hexpiretime",

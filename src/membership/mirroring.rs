@@ -354,7 +354,6 @@ impl Following {
 
     /// Applies records on the workers of their shards.
     async fn apply(&self, records: Vec<Record>) -> Result<()> {
-        let workers = self.own.node.shard_workers;
         let mut parts: BTreeMap<usize, (u16, Vec<MirroredOps>)> = BTreeMap::new();
         for record in records {
             let body = &record.body;
@@ -362,8 +361,9 @@ impl Following {
             for (id, ops) in split {
                 let Some((_, stay)) = self.shown.get(&id) else { continue };
                 let ops = MirroredOps { stay: *stay, lsn: record.lsn, ops: body.slice_ref(ops) };
-                let (_, of_worker) =
-                    parts.entry(usize::from(id) % workers).or_insert_with(|| (id, Vec::new()));
+                let (_, of_worker) = parts
+                    .entry(self.own.node.worker_of_shard(id))
+                    .or_insert_with(|| (id, Vec::new()));
                 of_worker.push(ops);
             }
         }

@@ -71,7 +71,7 @@ where
     F: FnOnce(Rc<Worker>) -> Fut + Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
-    let worker = usize::from(shard) % own.node.shard_workers;
+    let worker = own.node.worker_of_shard(shard);
     own.peers.on_worker(worker, true, job).await.map_err(|_| anyhow::anyhow!(GONE))
 }
 

@@ -15,13 +15,6 @@ use std::rc::Rc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How long a shard is flushed while it is served, before commands on it wait for the rest, or it stays.
-const AHEAD: Duration = Duration::from_secs(10);
-
-/// Part of the room for files of level 0 that may be in use when a shard is given away: the last flushes
-/// need some, and would wait for merges.
-const CROWDED: f64 = 0.5;
-
 /// How long commands may wait for the last flush. After that the shard stays.
 const HELD: Duration = Duration::from_secs(2);
 
@@ -188,28 +181,11 @@ fn end_subscriptions(own: &Seated, shard: u16) {
     own.node.broadcast.pubsub.end_shard_channels(is_gone, limits, now_ms);
 }
 
-/// Flushes a shard that is served, so that little is left to flush while commands wait, and lets merges
-/// make room for that.
+/// Flushes a shard that is served, so that little is left to flush while commands wait.
 pub(super) async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
-    let end = own.node.journal.end();
-    let begun = Instant::now();
-    loop {
-        let urge = move |worker: Rc<Worker>| async move {
-            (worker.urge_flush(shard, end), worker.level0_of(shard))
-        };
-        let (flushed, level0) = on_worker(own, shard, urge).await?;
-        let is_crowded = level0.is_some_and(|part| part > CROWDED);
-        if flushed.is_none_or(|lsn| lsn >= end) && !is_crowded {
-            return Ok(());
-        }
-        if begun.elapsed() > AHEAD {
-            if is_crowded {
-                bail!("too many files of its engine wait to be merged: the shard stays here");
-            }
-            return Ok(());
-        }
-        tokio::time::sleep(POLL).await;
-    }
+    let flush = move |worker: Rc<Worker>| async move { worker.flush_ahead(shard).await };
+    let flushed = on_worker(own, shard, flush).await?;
+    flushed.map_err(|why| anyhow::anyhow!("{why}: the shard stays here"))
 }
 
 /// Takes a shard from its worker, and stores all of it in its engine. `elsewhere`: returns the error text for

@@ -31,6 +31,8 @@ pub struct Checkpoints {
     pub(crate) cancelled: Notify,
     /// Number of checkpoints that wait until the engines have taken the pending rows.
     pub(crate) wanting: AtomicUsize,
+    /// Held while a checkpoint is taken, or a shard is split: not both at a time.
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 impl Checkpoints {
@@ -49,6 +51,7 @@ impl Checkpoints {
             stats: Mutex::new(stats),
             cancelled: Notify::new(),
             wanting: AtomicUsize::new(0),
+            turn: tokio::sync::Mutex::default(),
         }
     }
 

@@ -15,6 +15,7 @@ mod listeners;
 mod pace;
 mod parts;
 mod pauses;
+mod shard_workers;
 mod squeeze;
 mod start;
 mod stats;
@@ -50,6 +51,7 @@ use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::ClusterSeat;
+use flagstone_storage::directory::ShardSplitter;
 use flagstone_storage::encoding::{Library, SourcePosition};
 use flagstone_storage::engine::MergePace;
 use flagstone_storage::feed::Feed;
@@ -60,6 +62,7 @@ use flagstone_storage::slot::{NotOwned, slot_of};
 use flagstone_storage::words::RemovalCause;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
+use shard_workers::ShardWorkers;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -98,6 +101,7 @@ pub struct NodeParts {
     pub next_generation: u32,
     pub requests: [Arc<Requests>; 2],
     pub stored: StoredState,
+    pub splitter: Option<Arc<ShardSplitter>>,
     /// Its seat and its part in a cluster of several servers, if it is in one.
     pub joined: Option<(Arc<ClusterSeat>, Arc<Cluster>)>,
     pub surroundings: Surroundings,
@@ -118,6 +122,9 @@ pub struct Node {
     pub workers: usize,
     /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
+    workers_of_shards: ShardWorkers,
+    /// Splits shards, if the data is in a local directory of one server.
+    pub splitter: Option<Arc<ShardSplitter>>,
     pub clients: Clients,
     /// Replicas of this server.
     pub followers: Followers,
@@ -206,11 +213,13 @@ impl Node {
             layout,
             clock,
             journal,
-            engines: AttachedEngines::of(&checkpoints.source.engines),
+            engines: AttachedEngines::of(&checkpoints.source.engines()),
             checkpoints,
             cluster,
             workers,
             shard_workers,
+            workers_of_shards: ShardWorkers::new(shard_workers),
+            splitter: parts.splitter,
             clients: Clients::default(),
             followers,
             access: Access { accounts, denials: DenialLog::default() },
@@ -342,7 +351,18 @@ impl Node {
     /// Returns the worker that owns a slot.
     #[inline]
     pub fn worker_of(&self, slot: u16) -> usize {
-        usize::from(self.layout.shard_of(slot)) % self.shard_workers
+        self.worker_of_shard(self.layout.shard_of(slot))
+    }
+
+    /// Returns the worker that owns a shard.
+    #[inline]
+    pub fn worker_of_shard(&self, shard: u16) -> usize {
+        self.workers_of_shards.of(shard)
+    }
+
+    /// Makes a shard that is new that of a worker. Its slots become its own behind that.
+    pub(crate) fn give_shard(&self, shard: u16, worker: usize) {
+        self.workers_of_shards.set(shard, worker);
     }
 
     /// Returns the error of a command on a key whose shard is not attached here.

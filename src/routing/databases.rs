@@ -15,7 +15,6 @@ use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
 use flagstone_commands::{ErrorText, flag};
 use flagstone_storage::attached::AttachedShards;
 use flagstone_storage::commit::Sealed;
-use flagstone_storage::slot::SLOTS;
 use flagstone_storage::words::RoundWords;
 use flagstone_storage::{Entry, Store};
 use flagstone_wire::resp::{Args, Reply};
@@ -151,18 +150,15 @@ impl<'a> Databases<'a> {
         limit: usize,
     ) -> Result<(Vec<ScanKey>, Option<Cursor>), CallStop> {
         let node = &self.worker.node;
-        let shard = node.layout.shard_of(from.slot);
         let target = node.worker_of(from.slot);
-        let mut found = ScanPage::default();
+        let (mut found, mut behind) = (ScanPage::default(), None);
         if let Some(db) = self.stored_db() {
-            let scan =
-                move |worker: Rc<Worker>| async move { worker.scan(db, shard, from, limit).await };
+            let scan = move |worker: Rc<Worker>| async move { worker.scan(db, from, limit).await };
             let scanned = self.worker.peers.on_worker(target, false, scan).await;
-            found = scanned.map_err(|_| format!("ERR worker {target} is gone"))??;
+            let scanned = scanned.map_err(|_| format!("ERR worker {target} is gone"))??;
+            (found, behind) = (scanned.0, Cursor::behind(&scanned.1));
         }
         self.check_look()?;
-        let next_shard = node.layout.slots_of(shard).end;
-        let behind = (next_shard < SLOTS).then_some(Cursor { slot: next_shard, hash48: 0 });
         let next = found.next.or(behind);
         if let Some(space) = &self.unit {
             space.overlay(self.db, from, next, &mut found.keys);

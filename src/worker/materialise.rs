@@ -16,7 +16,7 @@ use flagstone_storage::partition::{Partition, Stay};
 use flagstone_storage::scan::{DueCursor, DueExpiry};
 use flagstone_storage::shard::{Cut, Shard};
 use flagstone_storage::store::{Need, Part};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,7 +73,9 @@ pub(super) struct Passes {
     /// State of each shard that is here. A task that comes back for one that has left, or has come
     /// again since, finds none.
     pub(super) jobs: RefCell<HashMap<Stay, ShardJob>>,
-    /// Notified when a pass over blind operations ends.
+    /// The shard that is being split.
+    pub(super) splitting: Cell<Option<u16>>,
+    /// Notified when a pass over blind operations ends, or a split does.
     pub(super) ended: Notify,
     /// Shards whose rows are to be flushed as soon as possible, each up to an lsn: others wait for that.
     urged: RefCell<HashMap<u16, Lsn>>,
@@ -102,8 +104,7 @@ impl Worker {
             }
             self.partition.borrow_mut().observe_flushed();
             self.share_memory();
-            let stays: Vec<Stay> = self.partition.borrow().stays().collect();
-            for stay in stays {
+            for stay in self.tended() {
                 self.reopen_if_closed(stay);
                 self.tend(stay);
                 self.resolve(stay, false);
@@ -111,6 +112,12 @@ impl Worker {
             self.watch_shards();
             self.publish_pressure();
         }
+    }
+
+    /// Returns the shards whose engines are open, or are to be: one that is being split has its engine closed.
+    pub(super) fn tended(&self) -> Vec<Stay> {
+        let splitting = self.passes.splitting.get();
+        self.partition.borrow().stays().filter(|it| splitting != Some(it.shard)).collect()
     }
 
     /// Has the rows of a shard flushed as soon as possible, up to an lsn. Returns the lsn up to which
@@ -346,6 +353,12 @@ impl Worker {
         }
     }
 
+    /// Returns true if a job of a shard is running.
+    pub(super) fn has_job(&self, stay: Stay) -> bool {
+        let jobs = self.passes.jobs.borrow();
+        jobs.get(&stay).is_some_and(|job| job.busy || job.flushing || job.resolving)
+    }
+
     /// Waits until no job of the shards is running. Returns false if that takes too long, or if a
     /// shard cannot store rows.
     pub(super) async fn jobs_done(&self, within: Duration) -> bool {
@@ -435,6 +448,7 @@ impl Worker {
 
     /// Runs one pass over a shard's expiry index, deleting all that is due.
     async fn expire_shard(self: &Rc<Self>, id: u16) {
+        self.split_ended(id).await;
         let now_ms = self.node.clock.now_ms();
         let from_ms = self.partition.borrow_mut().begin_due(id, now_ms);
         if !self.expire_from(id, from_ms, now_ms).await {

@@ -36,6 +36,7 @@ mod reads;
 mod resolve;
 mod rounds;
 mod scan;
+mod splitting;
 mod stall;
 mod turns;
 mod units;

@@ -4,7 +4,7 @@ use super::{Blocked, Worker};
 use crate::command::{OwnedCommand, Request, RoundError, registry};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use flagstone_wire::resp::OwnedArgs;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
 impl Worker {
@@ -17,25 +17,33 @@ impl Worker {
         self.wait_shown(&self.rounds.stored(closed)).await
     }
 
-    /// Returns about `limit` keys of a database in one of this worker's shards, from a cursor on; none
-    /// if the shard is not attached.
+    /// Returns about `limit` keys of a database from a cursor on, all of the shard of its slot, and that
+    /// shard's slots. There are no keys if it is not attached here.
     pub async fn scan(
         self: &Rc<Self>,
         db: u32,
-        shard: u16,
         from: Cursor,
         limit: usize,
-    ) -> Result<ScanPage, RoundError> {
-        self.settle_writes().await?;
-        // In a cluster, another server may have the shard.
-        let Some(plan) = self.partition.borrow().plan_scan(db, shard, from, limit) else {
-            return Ok(ScanPage::default());
-        };
-        let scanned = self.node.background.spawn(plan.run()).await;
-        let page = scanned
-            .map_err(|e| format!("ERR the scan was abandoned: {e}"))?
-            .map_err(|e| format!("ERR the data could not be read: {e:#}"))?;
-        Ok(page)
+    ) -> Result<(ScanPage, Range<u16>), RoundError> {
+        loop {
+            self.settle_writes().await?;
+            let shard = self.node.layout.shard_of(from.slot);
+            self.split_ended(shard).await;
+            let slots = self.node.layout.slots_of(shard);
+            let stay = self.partition.borrow().stay(shard);
+            // In a cluster, another server may have the shard.
+            let Some(plan) = self.partition.borrow().plan_scan(db, shard, from, limit) else {
+                return Ok((ScanPage::default(), slots));
+            };
+            let scanned = self.node.background.spawn(plan.run()).await;
+            if self.is_split(shard, stay) {
+                continue;
+            }
+            let page = scanned
+                .map_err(|e| format!("ERR the scan was abandoned: {e}"))?
+                .map_err(|e| format!("ERR the data could not be read: {e:#}"))?;
+            return Ok((page, slots));
+        }
     }
 
     /// Returns the number of keys of a database in this worker's shards, and of those with an

@@ -5,6 +5,7 @@ use super::Worker;
 use crate::stalls::Stall;
 use flagstone_storage::engine::{Closed, Engine};
 use flagstone_storage::partition::Stay;
+use flagstone_storage::shard::Reopen;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -110,7 +111,7 @@ impl Worker {
         let partition = self.partition.borrow();
         let mut jobs = self.passes.jobs.borrow_mut();
         let durable = self.node.journal.durable();
-        for stay in partition.stays() {
+        for stay in self.tended() {
             let (id, shard) = (stay.shard, &partition.shards[&stay.shard]);
             let job = jobs.entry(stay).or_default();
             // A hand-over waits for the journal first.
@@ -171,11 +172,12 @@ impl Worker {
         }
         if let Some(plan) = partition.reopen(stay.shard) {
             job.busy = true;
-            tokio::task::spawn_local(self.clone().reopen(stay, plan));
+            tokio::task::spawn_local(self.clone().reopen(stay, plan, true));
         }
     }
 
-    async fn reopen(self: Rc<Self>, stay: Stay, plan: flagstone_storage::shard::Reopen) {
+    /// Opens an engine that is closed again, and tells of that if it had closed itself.
+    pub(super) async fn reopen(self: Rc<Self>, stay: Stay, plan: Reopen, had_closed_itself: bool) {
         // The runtime may be shutting down.
         let Ok(done) = self.node.background.spawn(plan.run()).await else { return };
         let id = stay.shard;
@@ -189,11 +191,13 @@ impl Worker {
                 self.partition.borrow_mut().reopened(id, reopened);
                 job.watched.error = None;
                 (job.watched.reopen_at, job.watched.pause) = (None, Duration::ZERO);
-                tracing::warn!(
-                    shard = id,
-                    records,
-                    "an engine that had closed itself is open again"
-                );
+                if had_closed_itself {
+                    tracing::warn!(
+                        shard = id,
+                        records,
+                        "an engine that had closed itself is open again"
+                    );
+                }
             }
             Err(error) => {
                 let error = format!("{error:#}");

@@ -1,6 +1,7 @@
 //! Positions in the order of the keyspace, and the keys there, as SCAN sees them.
 
 use crate::slot::{Layout, SLOTS};
+use std::ops::Range;
 
 /// Bits of the hash in a cursor's number.
 const HASH_BITS: u32 = 48;
@@ -18,6 +19,11 @@ pub struct Cursor {
 impl Cursor {
     /// The beginning of the keyspace.
     pub const START: Self = Self { slot: 0, hash48: 0 };
+
+    /// Returns the position behind some slots, unless that is the end.
+    pub fn behind(slots: &Range<u16>) -> Option<Self> {
+        (slots.end < SLOTS).then_some(Self { slot: slots.end, hash48: 0 })
+    }
 
     /// Returns the cursor's number for SCAN: slot and hash in 62 bits, encrypted. 0 is the start,
     /// and the position behind the last slot.

@@ -98,7 +98,7 @@ pub struct NotOwned {
 pub const MAX_SHARDS: u16 = 1024;
 
 /// The division of the slot space into shards, and the seed of key hashes. Both are fixed at creation, but
-/// shards of a cluster may be split while it runs.
+/// shards may be split while a server runs.
 #[derive(Debug)]
 pub struct Layout {
     /// Number of shards at creation, of nearly equal size.
@@ -120,6 +120,26 @@ struct SplitShards {
 impl Layout {
     pub const fn new(shards: u16, seed: u64) -> Self {
         Self { created: shards, seed, split: OnceLock::new() }
+    }
+
+    /// Returns the layout of shards of which some were split since the creation: `slots` are those of each
+    /// shard.
+    pub(crate) fn divided(created: u16, seed: u64, slots: Option<Vec<Range<u16>>>) -> Self {
+        let layout = Self::new(created, seed);
+        if let Some(slots) = slots {
+            layout.divide(slots);
+        }
+        layout
+    }
+
+    /// Returns the number of shards at the creation.
+    pub(crate) fn created(&self) -> u16 {
+        self.created
+    }
+
+    /// Returns the slots of each shard, if any was split since the creation.
+    pub(crate) fn division(&self) -> Option<Vec<Range<u16>>> {
+        self.split.get().map(|split| split.slots().clone())
     }
 
     /// Returns the number of shards.
@@ -212,6 +232,95 @@ impl Layout {
     }
 }
 
+/// How a shard is to be split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPlan {
+    /// The shard, which keeps its lower slots.
+    pub shard: u16,
+    /// The number of the shard that gets the others.
+    pub into: u16,
+    /// The slots of each shard then.
+    division: Vec<Range<u16>>,
+}
+
+/// Reason why a shard cannot be split so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SplitRefusal {
+    #[error("there is no shard {0}")]
+    NoShard(u16),
+    #[error(
+        "slot {slot} is not one of shard {shard}, or its first one, which it keeps: it has {first} to {last}"
+    )]
+    NoSplit { shard: u16, slot: u16, first: u16, last: u16 },
+    #[error("shard {0} has only one slot")]
+    OneSlot(u16),
+    #[error("there may be {MAX_SHARDS} shards")]
+    ManyShards,
+}
+
+impl SplitPlan {
+    /// Plans to split a shard so that `at` is the first slot of the new one; `None`: in its middle.
+    ///
+    /// # Errors
+    /// If that is not possible.
+    pub fn new(layout: &Layout, shard: u16, at: Option<u16>) -> Result<Self, SplitRefusal> {
+        let into = layout.shards();
+        if shard >= into {
+            return Err(SplitRefusal::NoShard(shard));
+        }
+        if into >= MAX_SHARDS {
+            return Err(SplitRefusal::ManyShards);
+        }
+        let Range { start, end } = layout.slots_of(shard);
+        if end - start < 2 {
+            return Err(SplitRefusal::OneSlot(shard));
+        }
+        let at = at.unwrap_or(start + (end - start) / 2);
+        if at <= start || at >= end {
+            return Err(SplitRefusal::NoSplit { shard, slot: at, first: start, last: end - 1 });
+        }
+        let mut division: Vec<_> = (0..into).map(|id| layout.slots_of(id)).collect();
+        division[usize::from(shard)] = start..at;
+        division.push(at..end);
+        Ok(Self { shard, into, division })
+    }
+
+    /// Returns the slots that the shard keeps.
+    pub(crate) fn lower(&self) -> Range<u16> {
+        self.division[usize::from(self.shard)].clone()
+    }
+
+    /// Returns the slots of the new shard.
+    pub(crate) fn upper(&self) -> Range<u16> {
+        self.division[usize::from(self.into)].clone()
+    }
+
+    pub(crate) fn division(&self) -> &[Range<u16>] {
+        &self.division
+    }
+}
+
+/// Checks the slots of each shard, of which there were `created` at first.
+///
+/// # Errors
+/// If the shards do not have all slots, each once, or are too few or too many.
+pub(crate) fn check_division(created: u16, slots: &[Range<u16>]) -> Result<(), &'static str> {
+    let mut ascending: Vec<&Range<u16>> = slots.iter().collect();
+    ascending.sort_by_key(|slots| slots.start);
+    let mut next = 0;
+    for slots in ascending {
+        if slots.start != next || slots.is_empty() {
+            return Err("the shards do not have all slots, each once");
+        }
+        next = slots.end;
+    }
+    if next != SLOTS {
+        return Err("the shards do not have all slots, each once");
+    }
+    let is_known = slots.len() >= usize::from(created) && slots.len() <= usize::from(MAX_SHARDS);
+    if is_known { Ok(()) } else { Err("the number of shards is not possible") }
+}
+
 impl SplitShards {
     fn slots(&self) -> RwLockReadGuard<'_, Vec<Range<u16>>> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
@@ -264,6 +373,19 @@ mod tests {
     }
 
     #[test]
+    fn a_division_has_each_slot_once() {
+        let check = |slots: &[Range<u16>]| check_division(2, slots).is_ok();
+        assert!(check(&[0..8192, 8192..SLOTS]) && check(&[0..10, 20..SLOTS, 10..20]));
+        let holes = [0..10, 11..SLOTS];
+        let twice = [0..10, 9..SLOTS];
+        let short = [0..10, 10..SLOTS - 1];
+        let none = [0..10, 10..10, 10..SLOTS];
+        assert!(!check(&holes) && !check(&twice) && !check(&short) && !check(&none));
+        let whole = 0..SLOTS;
+        assert!(!check(&[whole]), "one was there at first");
+    }
+
+    #[test]
     fn a_shard_that_is_split_keeps_its_lower_slots() {
         let layout = Layout::new(2, 0);
         layout.divide(vec![0..8192, 8192..16384]);
@@ -275,5 +397,25 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|id| layout.slots_of(id).len()), [8192, 1808, 6384, 0]);
         layout.divide(vec![0..100, 8192..10_000, 10_000..16384, 100..8192]);
         assert_eq!((layout.shard_of(99), layout.shard_of(100), layout.shard_of(8192)), (0, 3, 1));
+    }
+
+    #[test]
+    fn a_shard_is_split_in_its_middle_or_where_it_is_asked() {
+        let layout = Layout::new(2, 0);
+        let plan = SplitPlan::new(&layout, 1, None).unwrap();
+        assert_eq!((plan.into, plan.lower()), (2, 8192..12288));
+        assert_eq!(plan.division()[2], 12288..SLOTS);
+        let plan = SplitPlan::new(&layout, 0, Some(1)).unwrap();
+        assert_eq!(plan.lower(), 0..1);
+        assert_eq!(plan.division(), [0..1, 8192..SLOTS, 1..8192]);
+        layout.divide(plan.division().to_vec());
+        assert_eq!(SplitPlan::new(&layout, 0, None), Err(SplitRefusal::OneSlot(0)));
+        assert_eq!(SplitPlan::new(&layout, 3, None), Err(SplitRefusal::NoShard(3)));
+        for slot in [0, 8192, 8193, 8191] {
+            let refused = SplitPlan::new(&layout, 1, Some(slot)).is_err();
+            assert_eq!(refused, slot != 8193, "{slot}");
+        }
+        let full = Layout::new(MAX_SHARDS, 0);
+        assert_eq!(SplitPlan::new(&full, 0, None), Err(SplitRefusal::ManyShards));
     }
 }

@@ -32,6 +32,7 @@ mod mirrored;
 mod moving;
 mod moving_in;
 mod neighbours;
+mod one_split;
 mod operated;
 mod pace;
 mod partial;

@@ -53,14 +53,14 @@ pub(super) fn get_keys<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> 
         let wanted = parse_i64(arg(args, 3)?).ok_or(error::NOT_INTEGER)?;
         let wanted = usize::try_from(wanted).map_err(|_| WRONG)?;
         let mut left = wanted;
-        let (target, shard) = (cx.node.worker_of(slot), cx.node.layout.shard_of(slot));
+        let target = cx.node.worker_of(slot);
         let mut found = Vec::new();
         let mut next = Some(Cursor { slot, hash48: 0 });
         while let Some(from) = next.filter(|from| left > 0 && from.slot == slot) {
             let limit = left.min(PAGE);
-            let scan =
-                move |worker: Rc<Worker>| async move { worker.scan(0, shard, from, limit).await };
-            let page = cx.worker.peers.on_worker(target, false, scan).await.map_err(|_| GONE)??;
+            let scan = move |worker: Rc<Worker>| async move { worker.scan(0, from, limit).await };
+            let scanned = cx.worker.peers.on_worker(target, false, scan).await;
+            let (page, _) = scanned.map_err(|_| GONE)??;
             let of_slot = |key: &[u8]| flagstone_storage::slot::slot_of(key) == slot;
             let keys = page.keys.into_iter().map(|found| found.key);
             found.extend(keys.filter(|key| of_slot(key)).take(left));

@@ -216,17 +216,15 @@ pub(super) async fn digest(cx: &mut Call<'_>) -> CallOutcome {
 /// Returns all keys of a database on a worker.
 async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, RoundError> {
     let mut keys = Vec::new();
-    let node = &worker.node;
-    let own = (0..node.layout.shards())
-        .filter(|&shard| usize::from(shard) % node.shard_workers == worker.id);
-    for shard in own {
-        let start = node.layout.slots_of(shard).start;
-        let mut next = Some(Cursor { slot: start, ..Cursor::START });
-        while let Some(from) = next {
-            let page = worker.scan(db, shard, from, PAGE).await?;
-            keys.extend(page.keys.into_iter().map(|found| found.key));
-            next = page.next;
+    let (node, mut next) = (&worker.node, Some(Cursor::START));
+    while let Some(from) = next {
+        if node.worker_of(from.slot) != worker.id {
+            next = Cursor::behind(&node.layout.slots_of(node.layout.shard_of(from.slot)));
+            continue;
         }
+        let (page, slots) = worker.scan(db, from, PAGE).await?;
+        keys.extend(page.keys.into_iter().map(|found| found.key));
+        next = page.next.or_else(|| Cursor::behind(&slots));
     }
     Ok(keys)
 }

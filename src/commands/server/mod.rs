@@ -19,6 +19,7 @@ mod monitor;
 mod replication;
 mod save;
 mod selftest;
+mod split;
 
 use crate::commands::{Handler, Spec};
 use flagstone_commands::{Begin, CommandFlags, Find, Group, KeySpec, acl, flag, key};

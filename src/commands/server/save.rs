@@ -1,6 +1,7 @@
 //! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, whose subcommands Redis does not have.
 
 use super::keys::{big_keys, hot_keys};
+use super::split::split;
 use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, Waiting};
@@ -150,6 +151,10 @@ fn show_help(out: &mut Reply) {
             ("CHECKPOINT", "Takes a checkpoint and answers its id."),
             ("CHECKPOINTS", "Lists the checkpoints."),
             ("HOTKEYS", "Lists the keys that commands named most often in ten seconds."),
+            (
+                "SPLIT <shard> [<slot>]",
+                "Makes one shard two: the slots from <slot> on, or the upper half, become another one.",
+            ),
         ],
     );
 }
@@ -212,6 +217,17 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: OWN,
         run: Handler::Wait(hot_keys),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "split",
+        group: Group::Server,
+        complexity: "O(N) where N is the number of the shard's files and of its rows written in the last seconds",
+        summary: "Makes one shard two, and answers the number of the new one.",
+        arguments: "shard:integer slot:integer?",
+        arity: -3,
+        flags: OWN,
+        run: Handler::Wait(split),
         ..Spec::NEW
     },
 ];

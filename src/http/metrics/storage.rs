@@ -120,7 +120,7 @@ fn put_shards(text: &mut MetricsText, node: &Node) {
     }
     text.gauge("shard_worker", "Worker that owns the shard.");
     for shard in shards() {
-        text.sample(&[("shard", &shard)], usize::from(shard) % node.shard_workers);
+        text.sample(&[("shard", &shard)], node.worker_of_shard(shard));
     }
     for (name, help, value) in ENGINE_GAUGES {
         text.gauge(name, help);

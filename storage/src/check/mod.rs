@@ -170,7 +170,7 @@ async fn check_journal(
     check_salt(&journal, manifest, location)?;
     // A branch in a bucket has its rows in files of its parent at first.
     let shared = store.with_shared().await?;
-    let controls = peek_controls(&shared, manifest.layout().shards()).await?;
+    let controls = peek_controls(&shared, manifest).await?;
     let shards = controls.iter().map(|(id, control)| (*id, control));
     let problems = identity_problems(manifest, store, shards.clone());
     problems.iter().for_each(|problem| findings.problem(problem));

@@ -10,7 +10,7 @@ use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
 use super::history::copy_history;
 use super::image::{Image, ImageFile, engine_dir, sizes};
 use super::scratch::Scratch;
-use super::{Catalog, Checkpoint, FORMAT, read_description};
+use super::{Catalog, Checkpoint, read_description};
 use crate::directory::{Location, remove_staged};
 use crate::engine::trial::try_engine;
 use crate::place::{Place, remove_tree};
@@ -217,7 +217,7 @@ impl BackupJob<'_> {
         done.copied_files += records.len() + history.len();
         self.try_shards(&files).await?;
         let checkpoint = self.image.checkpoint.clone();
-        let made = Backup { format: FORMAT, checkpoint, files, records, history };
+        let made = Backup { format: checkpoint.format, checkpoint, files, records, history };
         let (place, text) = (self.description(), crate::checked::to_vec(&made)?);
         let put = place.store().put(place.root(), text.into()).await;
         put.with_context(|| format!("writing {place}"))?;

@@ -64,6 +64,7 @@ mod tests {
             origin,
             seed: 0,
             shards: Vec::new(),
+            division: None,
         };
         Backup { format: 1, checkpoint, files: vec![], records: vec![], history: vec![] }
     }

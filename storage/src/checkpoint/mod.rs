@@ -27,7 +27,8 @@ mod tests;
 use crate::checked;
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::Lsn;
-use anyhow::{Context, Result, bail};
+use crate::slot::{Layout, check_division};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -42,7 +43,7 @@ pub(crate) use image::{engine_dir, sizes};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, restore};
 pub use stopped::{offline_options, take_stopped};
-pub use take::{CheckpointSource, take};
+pub use take::{CheckpointSource, SourceEngines, take};
 
 /// The directory of checkpoints, in a data directory.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -50,8 +51,9 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// The branch that is sent to a replica, in the store of the data.
 pub const COPYING: &str = "copying";
 
-/// The version of descriptions.
+/// The version of descriptions, and that of those of data whose shards were split.
 const FORMAT: u32 = 1;
+const SPLIT_FORMAT: u32 = 2;
 
 /// A checkpoint as described in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,9 +74,53 @@ pub struct Checkpoint {
     /// Seed of the hashes that its rows carry.
     pub seed: u64,
     pub shards: Vec<EngineCheckpoint>,
+    /// How its shards were split since the creation, if any was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    division: Option<CheckpointDivision>,
+}
+
+/// The slots of the shards of a checkpoint. Programs that know only the first version of descriptions would
+/// give the rows to other shards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct CheckpointDivision {
+    /// Number of shards at the creation.
+    created: u16,
+    /// First and last slot of each shard.
+    slots: Vec<(u16, u16)>,
+}
+
+impl CheckpointDivision {
+    fn of(layout: &Layout) -> Option<Self> {
+        let slots = layout.division()?.into_iter().map(|it| (it.start, it.end.saturating_sub(1)));
+        Some(Self { created: layout.created(), slots: slots.collect() })
+    }
+
+    /// Returns the version of descriptions with it.
+    fn format(division: Option<&Self>) -> u32 {
+        if division.is_some() { SPLIT_FORMAT } else { FORMAT }
+    }
 }
 
 impl Checkpoint {
+    /// Returns the layout of its shards.
+    ///
+    /// # Errors
+    /// If the description names other slots than each one once.
+    fn layout(&self) -> Result<Layout> {
+        let Some(division) = &self.division else {
+            // Their number was that of a data directory.
+            return Ok(Layout::new(self.shards.len() as u16, self.seed));
+        };
+        let slots = division.slots.iter().map(|(first, last)| *first..last.saturating_add(1));
+        let slots: Vec<_> = slots.collect();
+        let checked = check_division(division.created, &slots);
+        checked.map_err(|what| anyhow!("the description of checkpoint {}: {what}", self.id))?;
+        if slots.len() != self.shards.len() {
+            bail!("the description of checkpoint {}: the number of its shards", self.id);
+        }
+        Ok(Layout::divided(division.created, self.seed, Some(slots)))
+    }
+
     /// Returns the least lsn that is a cut over all its shards.
     pub fn reaches(&self) -> Lsn {
         self.shards.iter().map(|shard| shard.reaches).max().unwrap_or(0)
@@ -98,8 +144,8 @@ fn read_description<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> 
     let damaged = || format!("{what} is damaged");
     checked::verify(bytes).with_context(damaged)?;
     let DescriptionVersion { format } = serde_json::from_slice(bytes).with_context(damaged)?;
-    if format != FORMAT {
-        bail!("{what} has format {format}; this program knows format {FORMAT} only");
+    if !(FORMAT..=SPLIT_FORMAT).contains(&format) {
+        bail!("{what} has format {format}; this program knows formats {FORMAT} and {SPLIT_FORMAT}");
     }
     serde_json::from_slice(bytes).with_context(damaged)
 }

@@ -6,7 +6,7 @@ use super::copy::{Copy, Progress, all};
 use super::history::{copy_history, replay};
 use super::image::{Image, ImageFile, engine_dir};
 use super::target::TargetDirectory;
-use super::{Catalog, Checkpoint, FORMAT, InUse};
+use super::{Catalog, Checkpoint, CheckpointDivision, InUse};
 use crate::directory::{Location, manifest_of};
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::{BucketJournal, BucketOptions, Extract, LocalJournal, Lsn, Options, RealDisk};
@@ -146,8 +146,9 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
         let (id, keys) = (String::new(), None);
         shards.push(EngineCheckpoint { id, manifest, applied: 0, reaches: 0, keys });
     }
+    let division = CheckpointDivision::of(&layout);
     let checkpoint = Checkpoint {
-        format: FORMAT,
+        format: CheckpointDivision::format(division.as_ref()),
         id: String::new(),
         created_ms: 0,
         lsn: recovery.end(),
@@ -157,6 +158,7 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
         origin: 0,
         seed: layout.seed,
         shards,
+        division,
     };
     Image::with_records(place, &checkpoint, records).await
 }

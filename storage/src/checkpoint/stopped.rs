@@ -68,10 +68,10 @@ pub async fn take_stopped(location: &Location) -> Result<Checkpoint> {
         layout: opened.layout.clone(),
         origin: opened.origin,
         journal: opened.journal.clone(),
-        engines: opened.engines(),
+        engines: opened.engines().into(),
         clock,
     };
-    Catalog::of(&location.store).clean(&source.engines).await?;
+    Catalog::of(&location.store).clean(&source.engines()).await?;
     let taken = take(&source, u64::MAX).await;
     opened.close().await?;
     taken

@@ -2,7 +2,7 @@
 
 use super::copy::{Quiet, copy_tree};
 use super::scratch::Scratch;
-use super::{Catalog, Checkpoint, FORMAT, sync_dir};
+use super::{Catalog, Checkpoint, CheckpointDivision, sync_dir};
 use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::engine::checkpoint::EngineCheckpoint;
@@ -13,7 +13,17 @@ use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Engines, of which there are more once a shard was split.
+#[derive(Clone)]
+pub struct SourceEngines(Arc<RwLock<Vec<Engine>>>);
+
+impl From<Vec<Engine>> for SourceEngines {
+    fn from(engines: Vec<Engine>) -> Self {
+        Self(Arc::new(RwLock::new(engines)))
+    }
+}
 
 /// The parts of a data directory that checkpoints need.
 #[derive(Clone)]
@@ -26,9 +36,21 @@ pub struct CheckpointSource {
     /// The salt of the data directory.
     pub origin: u32,
     pub journal: Arc<dyn Journal>,
-    /// Engines, by shard.
-    pub engines: Vec<Engine>,
+    /// Engines of all shards of the layout, by shard.
+    pub engines: SourceEngines,
     pub clock: Clock,
+}
+
+impl CheckpointSource {
+    /// Returns the engines, by shard.
+    pub fn engines(&self) -> Vec<Engine> {
+        self.engines.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds the engine of a shard that was split from another one. No checkpoint may be taken meanwhile.
+    pub fn add(&self, engine: Engine) {
+        self.engines.0.write().unwrap_or_else(PoisonError::into_inner).push(engine);
+    }
 }
 
 impl std::fmt::Debug for CheckpointSource {
@@ -62,7 +84,7 @@ pub async fn take(source: &CheckpointSource, max_journal_bytes: u64) -> Result<C
     drop(held);
     if taken.is_err() {
         // A directory that cannot be removed now is removed at the next start.
-        let _ = catalog.clean(&source.engines).await;
+        let _ = catalog.clean(&source.engines()).await;
     }
     taken
 }
@@ -74,7 +96,8 @@ async fn take_held(
     created_ms: u64,
     hold: HoldId,
 ) -> Result<Checkpoint> {
-    let shards = try_join_all(source.engines.iter().map(|engine| engine.checkpoint(id)));
+    let engines = source.engines();
+    let shards = try_join_all(engines.iter().map(|engine| engine.checkpoint(id)));
     let shards: Vec<EngineCheckpoint> = shards.await.context("a checkpoint of a shard")?;
     let applied = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
     // Records dropped earlier belong to shards that have applied more.
@@ -82,8 +105,9 @@ async fn take_held(
     let (lsn, record_bytes) = copy_records(source, &catalog.records(id), hold, after)
         .await
         .context("copying the journal's records")?;
+    let division = CheckpointDivision::of(&source.layout);
     let checkpoint = Checkpoint {
-        format: FORMAT,
+        format: CheckpointDivision::format(division.as_ref()),
         id: id.to_owned(),
         created_ms,
         lsn,
@@ -93,6 +117,7 @@ async fn take_held(
         origin: source.origin,
         seed: source.layout.seed,
         shards,
+        division,
     };
     catalog.publish(&checkpoint).await?;
     Ok(checkpoint)

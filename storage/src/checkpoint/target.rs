@@ -13,7 +13,6 @@ use crate::engine::checkpoint::{keep_for_branch, keep_on};
 use crate::engine::trial::try_engine;
 use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
 use crate::place::{Place, Share, Shares, admin};
-use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use object_store::ObjectStoreExt;
@@ -141,9 +140,8 @@ impl TargetDirectory {
             (Transfer::CopyWithin, _) => self.copy_within(image, &image.pieces).await?,
         }
         self.forget_checkpoints(checkpoint.shards.len()).await?;
-        // Their number was that of a data directory.
-        let layout = Layout::new(checkpoint.shards.len() as u16, checkpoint.seed);
-        let manifest = self.add_records(image, Manifest::of(&layout), end).await?;
+        let new = Manifest::of(&checkpoint.layout()?);
+        let manifest = self.add_records(image, new, end).await?;
         self.verify(checkpoint, end).await?;
         for (engine, checkpoint) in &self.kept {
             keep_on(engine, checkpoint).await?;

@@ -26,8 +26,27 @@ fn ids_tell_the_time() {
 #[test]
 fn descriptions_of_other_formats_are_refused() {
     let read = |text: &str| read_description::<Checkpoint>("it", text.as_bytes());
-    let error = format!("{:#}", read(r#"{"format": 2}"#).unwrap_err());
-    assert!(error.contains("format 2"), "{error}");
+    let error = format!("{:#}", read(r#"{"format": 3}"#).unwrap_err());
+    assert!(error.contains("format 3"), "{error}");
     let error = format!("{:#}", read(r#"{"format": 1}"#).unwrap_err());
     assert!(error.contains("damaged"), "{error}");
+}
+
+#[test]
+fn a_description_with_slots_that_are_no_division_is_refused() {
+    let read = |slots: &str| {
+        let text = format!(
+            r#"{{"format": 2, "id": "x", "created_ms": 0, "lsn": 1, "after": 0, "epoch": 1,
+            "record_bytes": 0, "origin": 1, "seed": 7, "division": {{"created": 1, "slots": {slots}}},
+            "shards": [{{"id": "", "manifest": 1, "applied": 0, "reaches": 0}},
+            {{"id": "", "manifest": 1, "applied": 0, "reaches": 0}}]}}"#
+        );
+        read_description::<Checkpoint>("it", text.as_bytes()).unwrap().layout()
+    };
+    let layout = read("[[0, 99], [100, 16383]]").unwrap();
+    assert_eq!((layout.shards(), layout.created(), layout.slots_of(1)), (2, 1, 100..16384));
+    for slots in ["[[0, 99], [101, 16383]]", "[[0, 16383]]", "[[0, 99], [100, 200], [201, 16383]]"]
+    {
+        assert!(read(slots).is_err(), "{slots}");
+    }
 }

@@ -117,7 +117,7 @@ impl Contents {
 pub(super) async fn controls(store: &Place, manifest: &Manifest) -> Result<Vec<(u16, Control)>> {
     let mut looks = 1;
     loop {
-        match peek_controls(store, manifest.layout().shards()).await {
+        match peek_controls(store, manifest).await {
             Err(_) if looks < LOOKS => looks += 1,
             read => return read,
         }

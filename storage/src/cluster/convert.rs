@@ -164,11 +164,11 @@ impl ClusterConversion {
             bail!("the journal {place} has not ended");
         }
         BucketJournal::remove_records(&place, &options).await?;
-        let (shards, epoch) = (manifest.layout().shards(), journal.epoch.max(manifest.epoch()));
+        let (layout, epoch) = (manifest.layout(), journal.epoch.max(manifest.epoch()));
         let lease_ms = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
-        let first = || MapDraft::create_behind(epoch, shards, lease_ms);
+        let first = || MapDraft::create_behind(epoch, &layout, lease_ms);
         let map = newest_or(&MapStore::new(store), first).await?;
-        if map.shards.len() != usize::from(shards) || map.next_life <= epoch {
+        if map.shards.len() != usize::from(layout.shards()) || map.next_life <= epoch {
             bail!("the map of a cluster in {store} is that of other data");
         }
         let map = self.give_libraries(&manifest, map).await?;

@@ -5,7 +5,7 @@ use super::libraries::LibrariesId;
 use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
 use crate::journal::Lsn;
-use crate::slot::MAX_SHARDS;
+use crate::slot::{Layout, MAX_SHARDS};
 use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
@@ -147,12 +147,17 @@ impl MapDraft {
     /// See [`create`](Self::create).
     pub(super) fn create_behind(
         epoch: u64,
-        shards: u16,
+        layout: &Layout,
         lease_ms: u64,
     ) -> Result<Self, MapRefusal> {
-        let mut draft = Self::create(shards, lease_ms)?;
+        let mut draft = Self::create(layout.shards(), lease_ms)?;
         draft.map.next_life = epoch + 1;
-        draft.map.shards.iter_mut().for_each(|shard| shard.is_begun = true);
+        let division = layout.division().unwrap_or_default();
+        for shard in &mut draft.map.shards {
+            shard.is_begun = true;
+            let slots = division.get(usize::from(shard.id));
+            shard.slots = slots.map(|slots| (slots.start, slots.end - 1));
+        }
         Ok(draft)
     }
 

@@ -11,7 +11,6 @@ use super::taking::{OpenedShard, ShardTaker};
 use crate::directory::StartReplay;
 use crate::journal::{BucketJournal, BucketOptions, JournalTail, Lsn, Recovered};
 use crate::shard::Shard;
-use crate::slot::MAX_SHARDS;
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
@@ -96,7 +95,7 @@ impl ShardTaker {
             |one: OpenedShard| Shard::mirror(one.id, one.engine, one.control, self.presence_bytes);
         let mut shards: Vec<Shard> = opened.into_iter().map(mirrored).collect();
         // Nothing is given to the engines, however much there is.
-        let mut replay = StartReplay::new(Vec::new(), usize::MAX, MAX_SHARDS);
+        let mut replay = StartReplay::new(Vec::new(), usize::MAX, None);
         for journal in journals {
             replay.run(journal, &mut shards, &applied).await?;
             applied.iter_mut().for_each(|lsn| *lsn = (*lsn).max(journal.end()));

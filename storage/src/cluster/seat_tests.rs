@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 const NOW: u64 = 1_800_000_000_000;
 pub(super) const SHARDS: u16 = 3;
 pub(super) const KEYS: u64 = 40;
-pub(super) const LEASE: Duration = Duration::from_millis(30);
+pub(super) const LEASE: Duration = Duration::from_millis(90);
 
 /// One life of a server.
 pub(super) struct TestServer {

@@ -90,7 +90,7 @@ impl MapShard {
     pub(super) fn home(&self, created: u16) -> ShardHome {
         let by = self.origin.map(|origin| origin.by.0);
         let slots = self.slots.map(|(first, last)| first..last + 1);
-        ShardHome::of_cluster(self.id, by, slots, created)
+        ShardHome::with_slots(self.id, by, slots, created)
     }
 }
 
@@ -121,7 +121,7 @@ impl ClusterSeat {
         let home = map.home_of(shard, self.created()).context("there is no such shard")?;
         let id = map.shards().len() as u16; // the map is checked
         let from = home.engine_place(self.store());
-        let to = ShardHome::of_cluster(id, Some(self.life().0), None, 0).engine_place(self.store());
+        let to = ShardHome::with_slots(id, Some(self.life().0), None, 0).engine_place(self.store());
         let branch = ShardBranch { id, engine: to };
         branch.remove().await.context("removing the files of an earlier try")?;
         let made = branch.make(&from).await;

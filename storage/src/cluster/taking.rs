@@ -19,7 +19,6 @@ use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
 use crate::pending::Batch;
 use crate::place::Place;
 use crate::shard::Shard;
-use crate::slot::MAX_SHARDS;
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
@@ -134,7 +133,7 @@ impl ShardTaker {
             one.check_age(&self.store, given.stored, recovered)?;
         }
         let stale = opened.iter().map(|one| (one.engine.clone(), self.outdated(one)));
-        let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, MAX_SHARDS);
+        let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, None);
         let ends = journals.iter().map(|journal| journal.end());
         let above = opened.iter().map(|one| one.end()).chain(ends).max().unwrap_or(0);
         let mut applied: Vec<Lsn> = opened.iter().map(|one| one.applied()).collect();
@@ -205,11 +204,9 @@ impl ShardTaker {
     ) -> Result<OpenedShard> {
         let (id, rows) = (entry.id, engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?);
         let control = Control::read(&rows);
-        let mut control = control.map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
+        let control = control.map_err(|what| anyhow::anyhow!("shard {id}: {what}"))?;
+        let control = home.own(control);
         let slots = home.slots.as_ref().map(|own| own.0.clone());
-        if let Some(slots) = &slots {
-            control.counters.keep_slots(slots);
-        }
         // Its first owner replaces the identity of the shard that it was split from.
         let origin = entry.origin.map(|origin| self.manifest.identity(origin.shard));
         let identities = [Some(self.manifest.identity(id)), origin];

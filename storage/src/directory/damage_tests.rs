@@ -58,7 +58,7 @@ fn made(is_clean: bool) -> TempDir {
             layout: opened.layout.clone(),
             origin: opened.origin,
             journal: opened.journal.clone(),
-            engines: opened.engines(),
+            engines: opened.engines().into(),
             clock: Clock::default(),
         };
         take(&source, u64::MAX).await.unwrap();

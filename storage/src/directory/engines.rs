@@ -21,6 +21,11 @@ const CACHE_PARTS: usize = 8;
 /// that do not fit together would be read again for each row.
 const META_PART_BYTES: u64 = 16 << 20;
 
+/// Returns the part of a whole that a shard with so many slots has.
+pub(super) fn share(whole: usize, slots: usize) -> usize {
+    whole / usize::from(SLOTS) * slots + whole % usize::from(SLOTS) * slots / usize::from(SLOTS)
+}
+
 /// Opens the engines of a directory, which share a cache and its memory.
 pub(crate) struct EngineOpener {
     store: Place,
@@ -51,7 +56,7 @@ impl EngineOpener {
             .with_block_cache(Some(Arc::new(block)))
             .with_meta_cache(Some(Arc::new(meta)))
             .build();
-        let shards = manifest.shards.max(1);
+        let shards = manifest.created.max(1);
         let upkeep = match options.store.dir() {
             Some(_) => Upkeep::default(),
             None => Upkeep::remote(options.store_timeout),
@@ -107,6 +112,16 @@ impl EngineOpener {
         opened.with_context(|| format!("shard {id} ({shard})"))
     }
 
+    /// Opens the engines of all shards of one server concurrently.
+    pub(super) async fn open_all(
+        &self,
+        manifest: &Manifest,
+        open_store: &OpenStore<'_>,
+    ) -> Result<Vec<Engine>> {
+        let homes = manifest.homes();
+        try_join_all(homes.iter().map(|home| self.open(home, open_store, Claim::Owner))).await
+    }
+
     /// Opens the engine of a shard of another process for reading, as it is stored now. Must run on the
     /// background runtime.
     pub(crate) async fn pin(&self, home: &ShardHome) -> Result<Engine> {
@@ -147,15 +162,12 @@ impl EngineOpener {
     }
 }
 
-/// Opens all engines concurrently.
+/// Opens all engines of a directory.
 pub(super) async fn open_engines(
     options: &OpenOptions,
     manifest: &Manifest,
     clock: &Clock,
     open_store: &OpenStore<'_>,
 ) -> Result<Vec<Engine>> {
-    let opener = EngineOpener::new(options, manifest, clock);
-    let shards = 0..manifest.shards;
-    let homes: Vec<ShardHome> = shards.map(ShardHome::at_creation).collect();
-    try_join_all(homes.iter().map(|home| opener.open(home, open_store, Claim::Owner))).await
+    EngineOpener::new(options, manifest, clock).open_all(manifest, open_store).await
 }

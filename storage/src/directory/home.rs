@@ -1,6 +1,8 @@
 //! Where the files of a shard are, and which rows count there.
 
+use crate::control::Control;
 use crate::engine::OwnSlots;
+use crate::partition::LIBRARIES_SHARD;
 use crate::place::Place;
 use crate::slot::Layout;
 use std::ops::Range;
@@ -21,10 +23,10 @@ impl ShardHome {
         Self { id, made_by: None, slots: None }
     }
 
-    /// Returns the home of a shard of a cluster. `made_by`: the number of the life that has split it from
-    /// another one; `slots`: those that it has, if any shard was split; `created`: the number of shards at
-    /// the creation.
-    pub(crate) fn of_cluster(
+    /// Returns the home of a shard. `made_by`: the number of the life that has split it from another one, in a
+    /// cluster; `slots`: those that it has, if any shard was split; `created`: the number of shards at the
+    /// creation.
+    pub(crate) fn with_slots(
         id: u16,
         made_by: Option<u64>,
         slots: Option<Range<u16>>,
@@ -37,6 +39,18 @@ impl ShardHome {
     /// Returns true if it was split from another shard, whose files it may read.
     pub(crate) fn is_split_off(&self) -> bool {
         self.made_by.is_some()
+    }
+
+    /// Returns control rows without the counters of slots that are in another shard by now, and without the
+    /// libraries that were copied with other rows when a shard was split.
+    pub(crate) fn own(&self, mut control: Control) -> Control {
+        if self.id != LIBRARIES_SHARD {
+            control.libraries.clear();
+        }
+        if let Some(own) = &self.slots {
+            control.counters.keep_slots(&own.0);
+        }
+        control
     }
 
     /// Returns the name of its directory.
@@ -68,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_was_split_off_is_in_a_directory_of_its_maker() {
-        let home = ShardHome::of_cluster(9, Some(7), Some(5..6), 8);
+        let home = ShardHome::with_slots(9, Some(7), Some(5..6), 8);
         assert_eq!(home.name(), "shard-9-7");
         assert_eq!(ShardHome::made_by("shard-9-7", 7), Some(9));
         let others = ["shard-9", "shard-9-71", "shard-x-7", "lives-9-7", "shard-9-7-7"];
@@ -78,7 +92,7 @@ mod tests {
 
     #[test]
     fn all_rows_count_in_a_shard_of_the_same_slots() {
-        let slots = |slots| ShardHome::of_cluster(1, None, slots, 2).slots;
+        let slots = |slots| ShardHome::with_slots(1, None, slots, 2).slots;
         assert_eq!(slots(None), None);
         assert_eq!(slots(Some(8192..16384)), None);
         assert_eq!(slots(Some(8192..9000)), Some(OwnSlots(8192..9000)));

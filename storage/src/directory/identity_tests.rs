@@ -216,9 +216,10 @@ fn a_changed_flagstone_json_is_refused_even_with_the_right_checksum() {
     change(&|manifest| manifest.seed ^= 1);
     assert_refused(&at(&data), "has rows of another seed");
     change(&|manifest| manifest.seed ^= 1);
-    change(&|manifest| manifest.shards = 1);
-    assert_refused(&at(&data), "is one of 2 shards, but flagstone.json has 1");
-    change(&|manifest| manifest.shards = 2);
+    change(&|manifest| manifest.created = 1);
+    assert!(problems(&at(&data)).iter().any(|p| p.contains("but flagstone.json has 1")));
+    assert!(refused(&at(&data)).contains("shard-1 is there, but flagstone.json has 1 shards"));
+    change(&|manifest| manifest.created = 2);
     change(&|manifest| manifest.id ^= 1);
     assert_refused(&at(&data), "is a shard of another data directory");
     change(&|manifest| manifest.id ^= 1);
@@ -422,12 +423,12 @@ fn a_changed_flagstone_json_in_a_bucket_is_refused() {
     bucket.change(|manifest| manifest.seed ^= 1);
     assert_refused(&bucket.location, "has rows of another seed");
     bucket.change(|manifest| manifest.seed ^= 1);
-    bucket.change(|manifest| manifest.shards = 1);
+    bucket.change(|manifest| manifest.created = 1);
     assert_refused(&bucket.location, "is one of 2 shards, but flagstone.json has 1");
-    bucket.change(|manifest| manifest.shards = 3);
+    bucket.change(|manifest| manifest.created = 3);
     assert!(problems(&bucket.location).iter().any(|p| p.contains("but flagstone.json has 3")));
     assert!(refused(&bucket.location).contains("shard-2/db is missing, or empty"));
-    bucket.change(|manifest| manifest.shards = 2);
+    bucket.change(|manifest| manifest.created = 2);
     let json = bucket.location.store.path("flagstone.json");
     let text = live(async { bucket.store.get(&json).await.unwrap().bytes().await.unwrap() });
     for bit in [3, 200, 8 * text.len() / 2, 8 * text.len() - 30] {

@@ -1,24 +1,26 @@
-//! `flagstone.json`: the facts that are fixed when a data directory is created, and the journal's
-//! epoch.
+//! `flagstone.json`: the facts that are fixed when a data directory is created, the slots of its shards
+//! once one was split, and the journal's epoch.
 
-use super::OpenOptions;
 use super::new_directory::UNFINISHED;
+use super::{OpenOptions, ShardHome};
 use crate::control::Identity;
 use crate::place::Place;
-use crate::slot::{Layout, MAX_SHARDS};
+use crate::slot::{Layout, MAX_SHARDS, check_division};
 use anyhow::{Context, Result, anyhow, bail};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The version of the formats on disk that this program writes, for the directory of one server and
-/// for that of a cluster.
+/// The version of the formats on disk that this program writes, for the directory of one server, for that
+/// of a cluster, and for that of one server once a shard was split.
 const FORMAT: u32 = 1;
 const CLUSTER_FORMAT: u32 = 2;
+const SPLIT_FORMAT: u32 = 3;
 
 const NAME: &str = "flagstone.json";
 
@@ -34,7 +36,10 @@ const PRIVATE_DIR: u32 = 0o700;
 pub(crate) struct Manifest {
     /// True if the directory belongs to a cluster, whose map tells who owns which shard.
     cluster: bool,
-    pub(super) shards: u16,
+    /// Number of shards at the creation.
+    pub(super) created: u16,
+    /// The slots of each shard, if any was split since. In a cluster the map has them.
+    slots: Option<Vec<Range<u16>>>,
     /// Seed of the key hashes that rows carry.
     pub(super) seed: u64,
     /// Marks this journal's headers.
@@ -55,7 +60,11 @@ pub(crate) struct Manifest {
 #[serde(deny_unknown_fields)]
 struct Text {
     format: u32,
+    /// Number of shards at the creation.
     shards: u16,
+    /// First and last slot of each shard, in the split format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slots: Option<Vec<(u16, u16)>>,
     seed: u64,
     salt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,13 +86,12 @@ impl Manifest {
             None => Self::create(options, false).await?,
         };
         if let Some(asked) = options.shards
-            && asked != manifest.shards
+            && ![manifest.created, manifest.shards()].contains(&asked)
         {
+            let shards = manifest.shards();
             bail!(
-                "{store} has {} shards, and that is fixed: start without `shards` or with \
-                 `shards {}`",
-                manifest.shards,
-                manifest.shards
+                "{store} has {shards} shards, and that is fixed: start without `shards` or with \
+                 `shards {shards}`, and split shards with FLAGSTONE SPLIT"
             );
         }
         Ok(manifest)
@@ -148,20 +156,22 @@ impl Manifest {
             )
         };
         let version: ManifestVersion = serde_json::from_slice(bytes).with_context(damaged)?;
-        if !matches!(version.format, FORMAT | CLUSTER_FORMAT) {
+        if !(FORMAT..=SPLIT_FORMAT).contains(&version.format) {
             bail!(
-                "{place} has format {}; this program knows formats {FORMAT} and {CLUSTER_FORMAT} only",
+                "{place} has format {}; this program knows formats {FORMAT} to {SPLIT_FORMAT} only",
                 version.format
             );
         }
         let cluster = version.format == CLUSTER_FORMAT;
         let text: Text = serde_json::from_slice(bytes).with_context(damaged)?;
-        let Text { shards, seed, salt, .. } = text;
+        let Text { shards: created, seed, salt, .. } = text;
+        let slots = text.slots.map(|slots| slots.into_iter().map(range).collect::<Vec<_>>());
         let manifest = match (text.id, text.identified, text.epoch, text.checksum) {
             (Some(id), Some(identified), Some(epoch), Some(checksum)) => {
                 let id = u128::from_str_radix(&id, 16).context("its id").with_context(damaged)?;
                 let is_stored = true;
-                let found = Self { cluster, shards, seed, salt, id, identified, epoch, is_stored };
+                let found =
+                    Self { cluster, created, slots, seed, salt, id, identified, epoch, is_stored };
                 let expected = found.checksum();
                 if checksum != expected {
                     let reason = anyhow!("its checksum is {checksum}, its content has {expected}");
@@ -171,16 +181,21 @@ impl Manifest {
             }
             (None, None, None, None) => {
                 // Every process that opens it derives the same id.
-                let id = earlier_id(shards, seed, salt);
+                let id = earlier_id(created, seed, salt);
                 let (identified, epoch) = (false, 0);
                 let is_stored = true;
-                Self { cluster, shards, seed, salt, id, identified, epoch, is_stored }
+                Self { cluster, created, slots, seed, salt, id, identified, epoch, is_stored }
             }
             _ => return Err(anyhow!("a field is missing")).with_context(damaged),
         };
-        if !(1..=MAX_SHARDS).contains(&manifest.shards) {
-            bail!("{place} is damaged: {} shards", manifest.shards);
+        if !(1..=MAX_SHARDS).contains(&manifest.created) {
+            bail!("{place} is damaged: {} shards", manifest.created);
         }
+        if manifest.slots.is_some() != (version.format == SPLIT_FORMAT) {
+            return Err(anyhow!("the slots of the shards")).with_context(damaged);
+        }
+        let divided = manifest.slots.as_deref().map_or(Ok(()), |it| check_division(created, it));
+        divided.map_err(anyhow::Error::msg).with_context(damaged)?;
         Ok(manifest)
     }
 
@@ -188,7 +203,8 @@ impl Manifest {
     pub(crate) fn of(layout: &Layout) -> Self {
         Self {
             cluster: false,
-            shards: layout.shards(),
+            created: layout.created(),
+            slots: layout.division(),
             seed: layout.seed,
             salt: rand::random(),
             id: rand::random(),
@@ -204,12 +220,34 @@ impl Manifest {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout::new(self.shards, self.seed)
+        Layout::divided(self.created, self.seed, self.slots.clone())
+    }
+
+    /// Returns the number of shards of one server.
+    pub(super) fn shards(&self) -> u16 {
+        // The slots are checked.
+        self.slots.as_ref().map_or(self.created, |slots| slots.len() as u16)
+    }
+
+    /// Returns the homes of the shards of one server, in their order.
+    pub(crate) fn homes(&self) -> Vec<ShardHome> {
+        (0..self.shards()).map(|id| self.home(id, self.slots.as_ref())).collect()
+    }
+
+    fn home(&self, id: u16, slots: Option<&Vec<Range<u16>>>) -> ShardHome {
+        let slots = slots.and_then(|slots| slots.get(usize::from(id)).cloned());
+        ShardHome::with_slots(id, None, slots, self.created)
+    }
+
+    /// Returns this manifest with other slots of the shards.
+    pub(super) fn with_slots(self, slots: Vec<Range<u16>>) -> Self {
+        Self { slots: Some(slots), ..self }
     }
 
     /// Returns the identity of a shard of this directory.
     pub(crate) fn identity(&self, shard: u16) -> Identity {
-        Identity::new(self.id, shard, &self.layout())
+        // The number of shards is that at the creation.
+        Identity::new(self.id, shard, &Layout::new(self.created, self.seed))
     }
 
     /// Notes that all shards carry the identity, and that the journal has begun `epoch`.
@@ -220,11 +258,19 @@ impl Manifest {
             return Ok(());
         }
         let Some(dir) = store.dir() else { return self.replace(store).await };
-        write(dir, &self.encode()?).with_context(|| format!("writing {}", store.join(NAME)))?;
+        self.replace_local(dir)?;
         if is_first {
             make_private(dir);
         }
         Ok(())
+    }
+
+    /// Writes the file of a local directory in the place of the one there.
+    ///
+    /// # Errors
+    /// If it cannot be written: then the former one is there, or this one, which may be lost.
+    pub(super) fn replace_local(&self, dir: &Path) -> Result<()> {
+        write(dir, &self.encode()?).with_context(|| format!("writing {}", dir.join(NAME).display()))
     }
 
     /// Puts the file in a bucket in the place of the one there.
@@ -238,7 +284,7 @@ impl Manifest {
     /// Makes the directory of one server, in a bucket, that of a cluster. Its journal must have ended
     /// for good, and the map must be there.
     pub(crate) async fn give_to_cluster(self, store: &Place) -> Result<()> {
-        Self { cluster: true, ..self }.replace(store).await
+        Self { cluster: true, slots: None, ..self }.replace(store).await
     }
 
     /// Returns true if the directory belongs to a cluster.
@@ -258,17 +304,25 @@ impl Manifest {
     }
 
     fn format(&self) -> u32 {
-        if self.cluster { CLUSTER_FORMAT } else { FORMAT }
+        match (self.cluster, &self.slots) {
+            (true, _) => CLUSTER_FORMAT,
+            (false, None) => FORMAT,
+            (false, Some(_)) => SPLIT_FORMAT,
+        }
     }
 
     fn checksum(&self) -> String {
         let mut bytes = self.format().to_be_bytes().to_vec();
-        bytes.extend(self.shards.to_be_bytes());
+        bytes.extend(self.created.to_be_bytes());
         bytes.extend(self.seed.to_be_bytes());
         bytes.extend(self.salt.to_be_bytes());
         bytes.extend(self.id.to_be_bytes());
         bytes.push(u8::from(self.identified));
         bytes.extend(self.epoch.to_be_bytes());
+        for slots in self.slots.iter().flatten() {
+            bytes.extend(slots.start.to_be_bytes());
+            bytes.extend(slots.end.to_be_bytes());
+        }
         format!("{:08x}", crc32c::crc32c(&bytes))
     }
 
@@ -304,7 +358,8 @@ impl Manifest {
     fn encode(&self) -> Result<Vec<u8>> {
         let text = Text {
             format: self.format(),
-            shards: self.shards,
+            shards: self.created,
+            slots: self.slots.as_ref().map(|slots| slots.iter().map(bounds).collect()),
             seed: self.seed,
             salt: self.salt,
             id: Some(format!("{:032x}", self.id)),
@@ -352,6 +407,16 @@ pub(crate) async fn is_of_one_server(store: &Place) -> Result<bool> {
 pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
     let manifest = Manifest::read(store).await?;
     manifest.with_context(|| format!("{store} is no data directory"))
+}
+
+/// Returns slots by their first and last one.
+fn range((first, last): (u16, u16)) -> Range<u16> {
+    first..last.saturating_add(1)
+}
+
+/// Returns the first and the last one of some slots.
+fn bounds(slots: &Range<u16>) -> (u16, u16) {
+    (slots.start, slots.end.saturating_sub(1))
 }
 
 /// Returns the id of a directory whose `flagstone.json` has none.

@@ -1,6 +1,7 @@
 //! The data directory (`flagstone.json`, `journal/`, `shard-<id>/`) and its recovery. It may be a
 //! prefix in a bucket.
 
+mod controls;
 #[cfg(test)]
 mod damage_tests;
 mod engines;
@@ -14,32 +15,33 @@ mod manifest;
 mod new_directory;
 mod replay;
 mod reshard;
+mod splitting;
 #[cfg(test)]
 mod tests;
 
 use crate::attached::AttachedShards;
 use crate::clock::Clock;
 use crate::commit::Sealed;
-use crate::control::{Control, Generations, incomplete_row, presence_key};
-use crate::encoding::{Library, SourcePosition, prefix_range, row};
+use crate::control::{Control, Generations};
+use crate::encoding::{Library, SourcePosition};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::machine::check_cpus;
-use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine};
 use crate::feed::{Feed, FeedTail};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, HomeDisk, Journal, LocalJournal, Lsn, Options, RealDisk,
     Recovered, SyncMode,
 };
-use crate::partition::{LIBRARIES_SHARD, Partition};
-use crate::pending::Batch;
+use crate::partition::Partition;
 use crate::place::{Guarded, Place};
 use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+pub(crate) use controls::{outdated, peek_control, peek_controls};
+use controls::{read_control, read_controls, take_shared};
 pub(crate) use engines::EngineOpener;
-use engines::open_engines;
+use engines::{open_engines, share};
 pub(crate) use home::ShardHome;
 pub(crate) use identity::identity_problems;
 pub use location::Location;
@@ -53,6 +55,8 @@ pub(crate) use manifest::{Manifest, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;
 pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
+use splitting::end_splits;
+pub use splitting::{ShardSplitter, SplitError};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -132,6 +136,8 @@ pub struct Directory {
     pub feed_tail: Option<FeedTail>,
     /// Number of records that were not in the shards, and were merged.
     pub replayed: u64,
+    /// Splits its shards, if it is a local directory.
+    pub splitter: Option<Arc<ShardSplitter>>,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
@@ -149,7 +155,7 @@ impl Directory {
                 place.preflight().await?;
             }
         }
-        Self::open_with(options, clock, Arc::new(RealDisk), &local_files()).await
+        Self::open_with(options, clock, Arc::new(RealDisk), Arc::new(local_files())).await
     }
 
     /// Like [`open`](Self::open), with the journal on another disk, and with other stores:
@@ -158,11 +164,14 @@ impl Directory {
         mut options: OpenOptions,
         clock: Clock,
         disk: Arc<dyn Disk>,
-        open_store: &OpenStore<'_>,
+        open_store: Arc<OpenStore<'static>>,
     ) -> Result<Self> {
         options.store = options.store.with_shared().await?;
         let locks = lock_all(&options.store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
+        if let Some(dir) = options.store.dir() {
+            end_splits(dir, &manifest)?;
+        }
         Self::open_as(manifest, options, clock, disk, open_store, locks).await
     }
 
@@ -171,7 +180,7 @@ impl Directory {
         options: OpenOptions,
         clock: Clock,
         disk: Arc<dyn Disk>,
-        open_store: &OpenStore<'_>,
+        open_store: Arc<OpenStore<'static>>,
         locks: Locks,
     ) -> Result<Self> {
         let store = &options.store;
@@ -184,8 +193,9 @@ impl Directory {
         // this process owns the data.
         recovery.wait_out_lease().await?;
         clock.at_least(recovery.max_time_ms());
-        let engines = open_engines(&options, &manifest, &clock, open_store).await?;
-        let mut opened = read_controls(engines, store).await?;
+        let opener = EngineOpener::new(&options, &manifest, &clock);
+        let engines = opener.open_all(&manifest, &*open_store).await?;
+        let mut opened = read_controls(engines, &manifest, store).await?;
         check_shards(&recovery, &manifest, store, opened.iter().map(|(id, _, c)| (*id, c)))?;
         let stale: Vec<_> =
             opened.iter().map(|(id, e, c)| (e.clone(), outdated(c, *id, &manifest))).collect();
@@ -193,20 +203,15 @@ impl Directory {
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1).max(manifest.epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
         let highest = opened.iter().map(|(.., c)| end(c)).max().unwrap_or(0);
-        let libraries = opened
-            .get_mut(usize::from(LIBRARIES_SHARD))
-            .map(|(.., control)| std::mem::take(&mut control.libraries))
-            .unwrap_or_default();
-        let sources = opened.iter_mut().map(|(.., control)| control.source.take());
-        let source = sources.fold(SourcePosition::default(), SourcePosition::later);
-        let presence_bytes = options.presence_bytes / usize::from(manifest.shards);
+        let (libraries, source) = take_shared(opened.iter_mut().map(|(.., control)| control));
+        let presence = |id: u16| share(options.presence_bytes, layout.slots_of(id).len());
         let complete: Vec<Lsn> =
             opened.iter().map(|(.., c)| c.applied.max(c.complete.unwrap_or(0))).collect();
         let mut shards: Vec<Shard> = opened
             .into_iter()
-            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
+            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence(id)))
             .collect();
-        let mut replay = StartReplay::new(stale, options.replay_bytes, manifest.shards);
+        let mut replay = StartReplay::new(stale, options.replay_bytes, Some(layout.clone()));
         (replay.libraries, replay.source) = (libraries, source);
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         shards.iter_mut().for_each(Shard::end_replay);
@@ -227,7 +232,12 @@ impl Directory {
         feed.go_on(&*journal, feed_tail.as_ref());
         let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
+        let splitter = options.store.dir().map(|_| {
+            let (store, epoch) = (&options.store, journal.epoch());
+            Arc::new(ShardSplitter::new(store, opener, open_store, epoch, options.presence_bytes))
+        });
         Ok(Self {
+            splitter,
             store: options.store,
             journal_place,
             layout,
@@ -269,6 +279,7 @@ impl Directory {
             feed: Arc::new(Feed::new(manifest.salt)),
             feed_tail: None,
             replayed: 0,
+            splitter: None,
             shards: Vec::new(),
             databases: options.databases,
             locks: Locks::default(),
@@ -333,17 +344,17 @@ impl Directory {
 pub(crate) async fn complete_shards(options: OpenOptions, manifest: Manifest) -> Result<()> {
     let clock = Clock::default();
     let locks = lock_all(&options.store, options.journal.as_ref())?;
-    let files = local_files();
+    let files = Arc::new(local_files());
     let opened =
-        Directory::open_as(manifest, options, clock, Arc::new(RealDisk), &files, locks).await?;
+        Directory::open_as(manifest, options, clock, Arc::new(RealDisk), files, locks).await?;
     opened.close().await
 }
 
 /// Returns the place of the files of a shard's engine, given the shard's place.
-pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
+pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Send + Sync + 'a;
 
 /// Keeps the files of shards in local directories open.
-fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
+fn local_files() -> impl Fn(&Place) -> Result<Place> + Send + Sync {
     let kept = Arc::<OpenFiles>::default();
     move |place| {
         let Some(dir) = place.dir() else { return Ok(place.stamping()) };
@@ -489,53 +500,8 @@ async fn check_unopened(
     if location.store.dir().is_some() || location.journal().dir().is_none() {
         return Ok(());
     }
-    let found = peek_controls(&location.store.with_shared().await?, manifest.shards).await?;
+    let found = peek_controls(&location.store.with_shared().await?, manifest).await?;
     check_shards(recovery, manifest, &location.store, found.iter().map(|(id, c)| (*id, c)))
-}
-
-/// Returns the control rows of shards, with their numbers and engines.
-async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, Engine, Control)>> {
-    let mut opened = Vec::with_capacity(engines.len());
-    for (id, engine) in (0u16..).zip(engines) {
-        let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
-        let control = Control::read(&rows);
-        let control = control.map_err(|what| {
-            anyhow::anyhow!("shard {id} ({}): {what}", ShardHome::at_creation(id).place(store))
-        })?;
-        opened.push((id, engine, control));
-    }
-    Ok(opened)
-}
-
-/// Returns the control rows of the shards without opening their engines; a shard without an engine
-/// has none.
-pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
-    let mut found = Vec::new();
-    for id in 0..shards {
-        found.push((id, peek_control(store, &ShardHome::at_creation(id)).await?));
-    }
-    Ok(found)
-}
-
-/// Returns the control rows of a shard without opening its engine; without an engine it has none.
-pub(crate) async fn peek_control(store: &Place, home: &ShardHome) -> Result<Control> {
-    let (id, mut place) = (home.id, home.engine_place(store));
-    if home.is_split_off() {
-        place = place.with_shared().await?;
-    }
-    let rows = peek(&place, &[row::CONTROL]).await?;
-    let control = Control::read(&rows.unwrap_or_default());
-    control.map_err(|what| anyhow::anyhow!("shard {id} ({place}): {what}"))
-}
-
-/// Returns the batch that replaces control rows which the next record makes untrue: that the shard
-/// is complete, its filter of keys, and its identity.
-pub(crate) fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
-    let kept = control.presence.iter();
-    let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
-    let complete = control.complete.map(|_| incomplete_row());
-    let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
-    kept.chain(complete).chain(identity.map(|own| own.row())).collect()
 }
 
 /// Begins the journal's epoch, and returns the end of the stream for replicas, which stays in it.

@@ -1,7 +1,7 @@
 //! Replaying the journal at a start.
 
 use crate::commit::BodyReader;
-use crate::encoding::{Library, SourcePosition};
+use crate::encoding::{Library, OpReader, SourcePosition};
 use crate::engine::Engine;
 use crate::feed::FEED;
 use crate::journal::{CommitPiece, Lsn, Recovered};
@@ -9,9 +9,18 @@ use crate::materialise::make_room;
 use crate::partition::LIBRARIES_SHARD;
 use crate::pending::Batch;
 use crate::shard::Shard;
+use crate::slot::{Layout, SLOTS};
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Returns how many bytes of operations are whole.
+fn decoded(ops: &[u8]) -> usize {
+    let mut reader = OpReader::new(ops);
+    reader.by_ref().for_each(drop);
+    ops.len() - reader.left()
+}
 
 /// Replays records of journals that some shards do not have.
 #[derive(Default)]
@@ -20,8 +29,8 @@ pub(crate) struct StartReplay {
     stale: Vec<(Engine, Batch)>,
     /// Bytes of rows from which on the engines get them.
     bytes: usize,
-    /// Number of shards of the directory, of which some may be elsewhere.
-    known: u16,
+    /// The shards of the directory; `None`: some are elsewhere.
+    layout: Option<Arc<Layout>>,
     /// The engines that got some, by shard: they are flushed at the end.
     given: BTreeMap<u16, Engine>,
     /// Bytes of records since the rows were last counted.
@@ -34,9 +43,13 @@ pub(crate) struct StartReplay {
 
 impl StartReplay {
     /// `stale`: control rows that records make untrue; `bytes` of rows from which on the engines get
-    /// them; `known`: the number of shards of the directory.
-    pub(crate) fn new(stale: Vec<(Engine, Batch)>, bytes: usize, known: u16) -> Self {
-        Self { stale, bytes, known, ..Self::default() }
+    /// them; `layout`: the shards, if all are of one directory.
+    pub(crate) fn new(
+        stale: Vec<(Engine, Batch)>,
+        bytes: usize,
+        layout: Option<Arc<Layout>>,
+    ) -> Self {
+        Self { stale, bytes, layout, ..Self::default() }
     }
 
     /// Merges the records that each shard has not applied, and returns their number. A shard that
@@ -59,14 +72,12 @@ impl StartReplay {
                 (is_counted, body) = (false, BodyReader::default());
             }
             let mut is_merged = false;
-            let mut unknown = None;
             let taken = body.take(&record.body, &mut |id, ops| {
                 if id == FEED {
                     return Some(ops.len());
                 }
-                let Some(&at) = places.get(&id) else {
-                    unknown = (id >= self.known).then_some(id);
-                    return unknown.is_none().then_some(ops.len());
+                let Some(&at) = places.get(&id).or_else(|| places.get(&self.whole_of(ops)?)) else {
+                    return Some(self.layout.as_ref().map_or(ops.len(), |_| decoded(ops)));
                 };
                 let is_new = lsn > applied[at];
                 is_merged |= is_new;
@@ -74,9 +85,6 @@ impl StartReplay {
             });
             records += u64::from(is_merged && !is_counted);
             is_counted |= is_merged;
-            if let Some(id) = unknown {
-                bail!("the journal record {lsn} names shard {id}, which does not exist");
-            }
             if taken.is_none() || (last && !body.is_done()) {
                 bail!("the journal record {lsn} is damaged");
             }
@@ -88,6 +96,15 @@ impl StartReplay {
         }
         self.flush_given().await?;
         Ok(records)
+    }
+
+    /// Returns the shard that has the rows of operations of a shard which was split from it later. `None`: some
+    /// shards are elsewhere, or no operation is on a slot. Those on databases are in the record of the whole
+    /// shard, too.
+    fn whole_of(&self, ops: &[u8]) -> Option<u16> {
+        let layout = self.layout.as_ref()?;
+        let slot = OpReader::new(ops).find_map(|op| op.slot())?;
+        (slot < SLOTS).then(|| layout.shard_of(slot))
     }
 
     /// Gives the engines the replayed rows, if these take too many bytes.

@@ -235,7 +235,11 @@ async fn copy_control(old: &[Engine], new: &[Engine], manifest: &Manifest) -> Re
     let mut controls = Vec::with_capacity(old.len());
     for engine in old {
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
-        controls.push(Control::read(&rows).map_err(anyhow::Error::msg)?);
+        let mut control = Control::read(&rows).map_err(anyhow::Error::msg)?;
+        if let Some(slots) = engine.slots() {
+            control.counters.keep_slots(&slots);
+        }
+        controls.push(control);
     }
     let first = controls.first().context("a directory has shards")?;
     let end = controls.iter().map(|c| c.complete.unwrap_or(0).max(c.applied).max(c.reaches)).max();
@@ -260,7 +264,7 @@ async fn copy_control(old: &[Engine], new: &[Engine], manifest: &Manifest) -> Re
             }
         }
         if id == LIBRARIES_SHARD {
-            for library in controls.iter().flat_map(|c| c.libraries.values()) {
+            for library in first.libraries.values() {
                 rows.push((Library::row_key(&library.name).into(), Some(library.encode().into())));
             }
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::checkpoint::offline_options;
 use crate::clock::ManualTime;
+use crate::encoding::{prefix_range, row};
 use crate::materialise::hand_over;
 use crate::need::Need;
 use crate::value::{Str, Value};

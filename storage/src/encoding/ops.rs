@@ -4,6 +4,7 @@
 use crate::slot::SLOTS;
 use bytes::Bytes;
 
+use super::keys::slot_of_row;
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 
 const PUT: u8 = 0;
@@ -67,6 +68,15 @@ impl<'a> Op<'a> {
         match self {
             Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
             Op::Generation { .. } | Op::Resize { .. } => None,
+        }
+    }
+
+    /// Returns the slot whose keys it changes, if there is one.
+    pub(crate) fn slot(&self) -> Option<u16> {
+        match self {
+            Op::Put { key, .. } | Op::Delete { key, .. } => slot_of_row(key),
+            Op::Generation { .. } => None,
+            Op::Resize { slot, .. } => Some(*slot),
         }
     }
 }

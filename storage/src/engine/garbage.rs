@@ -105,10 +105,23 @@ impl Engine {
     /// Writes a row, and counts half of the files as garbage: the shard is about to be split. So all files are
     /// merged soon, in both of the engines that will have them, and rows that do not count there are left out.
     pub(crate) async fn expect_halves(&self, row: (Bytes, Option<Bytes>)) -> Result<()> {
-        let manifest = self.db().manifest();
-        let size: u64 = manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum();
-        self.write_deleting(vec![row], size / 2).await?;
+        self.write_deleting(vec![row], self.half()).await?;
         Ok(())
+    }
+
+    /// Like [`expect_halves`](Self::expect_halves), without a row.
+    pub(crate) async fn count_half_as_garbage(&self) -> Result<()> {
+        let half = self.half();
+        if half > 0 {
+            self.write_deleting(Vec::new(), half).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns half of the bytes of its files.
+    fn half(&self) -> u64 {
+        let manifest = self.db().manifest();
+        manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum::<u64>() / 2
     }
 
     /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes

@@ -1,6 +1,7 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
 pub(crate) mod checkpoint;
+mod damage;
 mod database;
 mod fences;
 mod figures;
@@ -38,8 +39,10 @@ use crate::control::{garbage_key, garbage_value};
 use crate::encoding::prefix_range;
 use crate::journal::Lsn;
 use crate::place::{Guarded, Place, Writes, admin};
-use anyhow::{Context, Error, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
+pub(crate) use damage::DamagedFile;
+use damage::with_causes;
 use database::Database;
 use figures::Meters;
 use garbage::Garbage;
@@ -57,7 +60,6 @@ use slatedb::{
     WriteBatch,
 };
 use std::future::Future;
-use std::iter::successors;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -117,6 +119,8 @@ struct OpenDb {
     meters: Arc<Meters>,
     /// The last sweep that found nothing to delete.
     clean: Arc<RwLock<Option<CleanSweep>>>,
+    /// The slots whose rows count; `None`: all.
+    slots: Option<OwnSlots>,
 }
 
 /// A sweep that found nothing to delete: behind this write, with these dead generations.
@@ -230,7 +234,8 @@ impl Engine {
     /// Opens the same engine anew. Copies of this one use the new one after
     /// [`replace`](Self::replace).
     pub(crate) async fn open_again(&self) -> Result<Self> {
-        let upkeep = Upkeep { must_exist: true, ..self.how.upkeep.clone() };
+        let slots = self.opened().slots;
+        let upkeep = Upkeep { must_exist: true, slots, ..self.how.upkeep.clone() };
         let claim = self.how.claim.again();
         Self::open_as(Arc::new(How { upkeep, claim, ..(*self.how).clone() })).await
     }
@@ -269,11 +274,6 @@ impl Engine {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
         // The read uses the files of the manifest that is known after that.
         (opened.readers.begin(), opened.db.clone())
-    }
-
-    /// Returns the slots whose rows count; `None`: all.
-    pub(crate) fn slots(&self) -> Option<&Range<u16>> {
-        self.how.upkeep.slots.as_ref().map(|own| &own.0)
     }
 
     /// Returns the place of its files.
@@ -510,18 +510,35 @@ impl How {
         let db = Database::Own(Box::pin(opening).await.map_err(with_causes)?);
         readers.know(db.subscribe());
         let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
+        self.follow(&points, &db, &files);
+        let (written, clean, slots) = (Arc::default(), Arc::default(), upkeep.slots.clone());
+        Ok(OpenDb {
+            db,
+            files,
+            garbage,
+            written,
+            writes,
+            hurry,
+            points,
+            readers,
+            meters,
+            clean,
+            slots,
+        })
+    }
+
+    /// Has the files for point reads held open, if there are such reads.
+    fn follow(&self, points: &Arc<Points>, db: &Database, files: &Arc<SstReader>) {
         if let Some(dir) = self.place.dir().filter(|_| self.has_points()) {
             let follower = Follower {
                 points: points.clone(),
                 status: db.subscribe(),
                 reader: files.clone(),
                 dir: dir.to_owned(),
-                limits: upkeep.points,
+                limits: self.upkeep.points,
             };
             tokio::spawn(follower.run());
         }
-        let (written, clean) = (Arc::default(), Arc::default());
-        Ok(OpenDb { db, files, garbage, written, writes, hurry, points, readers, meters, clean })
     }
 
     fn compactor(
@@ -554,32 +571,6 @@ pub enum Closed {
     /// An error that it could not survive; it may be reopened.
     Failed,
 }
-
-/// Converts an error with its causes, each of which is named once.
-fn with_causes(error: slatedb::Error) -> Error {
-    let is_damage = error.kind() == slatedb::ErrorKind::Data;
-    let error: &dyn std::error::Error = &error;
-    let mut text = error.to_string();
-    for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    if is_damage { Error::new(DamagedFile(text)) } else { Error::msg(text) }
-}
-
-/// A file of an engine is damaged, or is gone: its rows are lost, unlike those of a store that does
-/// not answer.
-#[derive(Debug)]
-pub(crate) struct DamagedFile(String);
-
-impl std::fmt::Display for DamagedFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for DamagedFile {}
 
 /// Waits for the engine within a limit, as the engine retries writes to its store without end.
 async fn within<T>(

@@ -3,6 +3,7 @@
 //! Such rows do not count. Scans skip them, and merges leave them out, so that they are gone once all files
 //! of that time are merged. No row of these slots is ever written here again.
 
+use super::Engine;
 use crate::encoding::slot_of_row;
 use async_trait::async_trait;
 use slatedb::{
@@ -10,6 +11,7 @@ use slatedb::{
     CompactionJobContext, RowEntry,
 };
 use std::ops::Range;
+use std::sync::PoisonError;
 
 /// The slots whose rows count.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,5 +49,19 @@ impl CompactionFilter for OwnSlots {
 
     async fn on_compaction_end(&mut self) -> Result<(), CompactionFilterError> {
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Returns the slots whose rows count; `None`: all.
+    pub(crate) fn slots(&self) -> Option<Range<u16>> {
+        self.opened().slots.map(|own| own.0)
+    }
+
+    /// Makes rows of other slots not count from now on, nor when it is opened again: until then, merges keep
+    /// them.
+    pub(crate) fn narrow(&self, slots: Range<u16>) {
+        let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+        opened.slots = Some(OwnSlots(slots));
     }
 }

@@ -139,6 +139,7 @@ impl How {
             readers: Arc::default(),
             meters,
             clean: Arc::default(),
+            slots: upkeep.slots.clone(),
         })
     }
 }

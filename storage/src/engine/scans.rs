@@ -1,6 +1,6 @@
 //! Reads of ranges of rows.
 
-use super::Engine;
+use super::{Engine, OwnSlots};
 use anyhow::{Result, anyhow};
 use bytes::Bytes;
 use slatedb::IterationOrder;
@@ -24,16 +24,16 @@ const LEAST_READ: Duration = Duration::from_secs(5);
 /// them.
 const WALK: Duration = Duration::from_secs(30);
 
+/// Returns true if a row belongs to the shard with the slots `own`; others may be left of before a split.
+fn counts(own: Option<&OwnSlots>, row_key: &[u8]) -> bool {
+    own.is_none_or(|own| own.has(row_key))
+}
+
 impl Engine {
     /// Returns the limit for a whole read, if the files that it goes through are kept for a time
     /// only.
     fn whole_read(&self) -> Option<Duration> {
         self.how.upkeep.keep_files.map(|kept| (kept / READ_PARTS).max(LEAST_READ))
-    }
-
-    /// Returns true if a row belongs to the shard; others may be left of before a split.
-    fn counts(&self, row_key: &[u8]) -> bool {
-        self.how.upkeep.slots.as_ref().is_none_or(|own| own.has(row_key))
     }
 
     /// Returns the rows of a key range in order, `limit` at most.
@@ -69,6 +69,7 @@ impl Engine {
         let options =
             ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
         let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
+        let own = self.opened().slots;
         let limit_of_time = self.whole_read().unwrap_or(Duration::MAX);
         let mut iterator = self.read(db.scan(range, &options)).await?;
         let mut count = 0_usize;
@@ -76,7 +77,7 @@ impl Engine {
             && let Some(row) = self.read(iterator.next()).await?
         {
             count += 1;
-            if self.counts(&row.key) {
+            if counts(own.as_ref(), &row.key) {
                 rows.push((row.key, row.value));
             }
             if count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time {
@@ -100,6 +101,7 @@ impl Engine {
         }
         let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
         let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
+        let own = self.opened().slots;
         let limit_of_time = self.whole_read().unwrap_or(WALK);
         let mut iterator = self.read(db.scan(range, &options)).await?;
         let mut count = 0_usize;
@@ -107,7 +109,7 @@ impl Engine {
             let key = row.key.clone();
             count += 1;
             let is_late = count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time;
-            let goes_on = !self.counts(&row.key) || each(row.key, row.value);
+            let goes_on = !counts(own.as_ref(), &row.key) || each(row.key, row.value);
             if !goes_on || is_late {
                 return Ok(Some([&key[..], &[0]].concat()));
             }

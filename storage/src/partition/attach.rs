@@ -7,6 +7,7 @@
 use super::{DetachedShard, Partition};
 use crate::shard::Shard;
 use crate::slot::NotOwned;
+use crate::slot::SplitPlan;
 
 /// A shard from the time at which it was attached to a partition until it is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +29,8 @@ pub enum ShardRefusal {
     Lent,
     #[error("its engine is being opened again")]
     Reopening,
+    #[error("it has rows that its engine has not stored")]
+    NotFlushed,
     #[error("its slots are not those that the layout gives it")]
     OtherSlots,
     #[error("it has no generation for a database, or different ones for several")]
@@ -80,7 +83,7 @@ impl Partition {
         if shard.id >= layout.shards() {
             return Err(ShardRefusal::NotFree);
         }
-        if !layout.has_slots(shard.id, shard.engine().slots()) {
+        if !layout.has_slots(shard.id, shard.engine().slots().as_ref()) {
             return Err(ShardRefusal::OtherSlots);
         }
         let (memory, rows) = (self.store.generations(), &shard.generations().live);
@@ -118,6 +121,31 @@ impl Partition {
         let entries = self.store.give_away(id);
         self.allow_blind();
         Ok(DetachedShard::new(shard, entries))
+    }
+
+    /// Makes a shard that is attached two: it keeps its lower slots, and `upper`, whose engine has the same rows,
+    /// gets the others. Entries stay in memory. No command may run meanwhile, the open round must have no
+    /// changes, and all records of the shard must be flushed. Jobs that are under way for it bring nothing
+    /// back: it begins another stay.
+    ///
+    /// # Errors
+    /// If that does not hold: the shard stays whole, and the other one is returned.
+    pub fn split(&mut self, plan: &SplitPlan, upper: Shard) -> Result<(), Box<RefusedShard>> {
+        let refused = |why, shard| Err(Box::new(RefusedShard { why, shard }));
+        let Some(whole) = self.shards.get_mut(&plan.shard) else {
+            return refused(ShardRefusal::NotHere, upper);
+        };
+        if !whole.is_flushed() {
+            return refused(ShardRefusal::NotFlushed, upper);
+        }
+        if self.store.is_dirty() {
+            return refused(ShardRefusal::RoundOpen, upper);
+        }
+        whole.narrow(&plan.lower());
+        self.stays += 1;
+        whole.stay = self.stays;
+        self.store.layout().divide(plan.division().to_vec());
+        self.attach(upper)
     }
 
     /// Returns the present stay of a shard.

@@ -26,6 +26,7 @@ use bytes::Bytes;
 use first_times::FirstTimes;
 use merge::MergeTarget;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use unresolved::BlindState;
@@ -491,6 +492,19 @@ impl Shard {
         self.end_scan(false);
         self.due_from_ms = 0;
         self.first_times = None;
+    }
+
+    /// Returns true if the engine has stored everything.
+    pub fn is_flushed(&self) -> bool {
+        let is_empty = self.pending_rows() == 0 && self.closing.is_none() && self.handing.is_none();
+        is_empty && self.unflushed.is_empty() && self.unflushed_ops() == 0 && !self.reopening
+    }
+
+    /// Keeps some of the slots: the others are in another shard from now on. Everything must be flushed.
+    pub(crate) fn narrow(&mut self, slots: &Range<u16>) {
+        self.rest();
+        self.engine.narrow(slots.clone());
+        self.counters.keep_slots(slots);
     }
 
     // ---- expiry --------------------------------------------------------------------------------

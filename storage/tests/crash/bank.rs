@@ -107,7 +107,7 @@ impl Media {
             journal: self.in_bucket.then(|| self.bucket(&probe)),
             ..options(dir, model.dbs.len() as u32)
         };
-        World::open_on(options, model, probe, Arc::new(disk), &store).unwrap()
+        World::open_on(options, model, probe, Arc::new(disk), Arc::new(store)).unwrap()
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn open(location: &Location, model: Model) -> World {
         store_timeout: Duration::from_secs(60),
         ..options(Path::new("replaced"), DATABASES as u32)
     };
-    World::open_on(options, model, probe, Arc::new(RealDisk), &store).unwrap()
+    World::open_on(options, model, probe, Arc::new(RealDisk), Arc::new(store)).unwrap()
 }
 
 pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> CheckpointSource {
@@ -58,7 +58,13 @@ pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> Checkpoint
         layout: world.partition.store.layout().clone(),
         origin: 1,
         journal: world.journal.clone(),
-        engines: world.partition.shards.values().map(|s| s.engine().clone()).collect(),
+        engines: world
+            .partition
+            .shards
+            .values()
+            .map(|s| s.engine().clone())
+            .collect::<Vec<_>>()
+            .into(),
         clock: Clock::default(),
     }
 }
@@ -396,7 +402,7 @@ fn checkpoints_in_use_are_not_removed() {
     }
     let store = run.location.store.clone();
     let catalog = Catalog::of(&store);
-    let engines = source(&store, run.root.path(), &run.history.world).engines;
+    let engines = source(&store, run.root.path(), &run.history.world).engines();
     let retention = Retention { keep: 1, max_age_ms: 0 };
     let ids = |run: &Run| {
         let listed = run.history.world.block_on(catalog.list()).unwrap();
@@ -487,7 +493,7 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
         let made = world.block_on(take(&source, u64::MAX)).unwrap();
         kept.insert(made.id, world.model.clone());
         let retention = Retention { keep: 1, max_age_ms: 0 };
-        world.block_on(Catalog::of(&local(&dir)).retain(&source.engines, retention, 0)).unwrap();
+        world.block_on(Catalog::of(&local(&dir)).retain(&source.engines(), retention, 0)).unwrap();
         *picking.lock().unwrap() = false;
     }
     let images = history.world.probe.images();
@@ -498,7 +504,7 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
         let mut copy = World::reopen(image, &dir, Box::new(|_| false));
         copy.verify(at);
         let (catalog, source) = (Catalog::of(&local(&dir)), source(&local(&dir), &dir, &copy));
-        copy.block_on(catalog.clean(&source.engines)).unwrap();
+        copy.block_on(catalog.clean(&source.engines())).unwrap();
         let listed = copy.block_on(catalog.list()).unwrap();
         assert!(!listed.is_empty(), "{at}: the one before is gone");
         let place = Place::local(&dir).unwrap();
@@ -538,7 +544,7 @@ fn a_bucket_is_whole_after_any_request() {
         let source = source(&bucket, root.path(), &history.world);
         let made = history.world.block_on(take(&source, u64::MAX)).unwrap();
         kept.insert(made.id, history.world.model.clone());
-        history.world.block_on(catalog.retain(&source.engines, retention, 0)).unwrap();
+        history.world.block_on(catalog.retain(&source.engines(), retention, 0)).unwrap();
     }
     let points = std::mem::take(&mut *points.lock().unwrap());
     assert!(points.len() >= 12, "{} points", points.len());

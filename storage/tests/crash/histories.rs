@@ -2,7 +2,7 @@
 
 use crate::image::Pick;
 use crate::model::{Item, Model, V};
-use crate::world::{SHARDS, World, fresh};
+use crate::world::{World, fresh};
 use flagstone_storage::encoding::Library;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, Str, Value};
@@ -86,7 +86,7 @@ impl History {
             75 => self.world.evict(),
             76 => self.pass(),
             77 => {
-                let shard = self.random.random_range(0..SHARDS);
+                let shard = self.random.random_range(0..self.world.shards());
                 self.world.look_for_keys(shard);
             }
             78..80 => {
@@ -104,16 +104,17 @@ impl History {
                 self.world.swap_db(a, b);
             }
             86..91 => {
-                let shard = self.random.random_range(0..SHARDS);
+                let shard = self.random.random_range(0..self.world.shards());
                 let batch = self.random.random::<bool>().then(|| self.random.random_range(1..40));
                 self.world.hand_over(shard, batch);
             }
             91..96 => {
-                let shard = self.random.random_range(0..SHARDS);
+                let shard = self.random.random_range(0..self.world.shards());
                 self.world.flush(shard);
             }
+            96 if self.random.random_range(0..3) == 0 => self.split(),
             96..98 => {
-                let shard = self.random.random_range(0..SHARDS);
+                let shard = self.random.random_range(0..self.world.shards());
                 self.world.sweep(shard);
             }
             98 if self.random.random() => self.scan(),
@@ -131,7 +132,7 @@ impl History {
     /// Takes a step of a pass over blind operations. The map may be cut between two.
     fn pass(&mut self) {
         self.world.commit();
-        let shard = self.random.random_range(0..SHARDS);
+        let shard = self.random.random_range(0..self.world.shards());
         if !self.world.begin_pass(shard, true) {
             let reads = self.random.random();
             self.world.end_pass(shard, reads);
@@ -417,7 +418,7 @@ impl History {
         }
         let early = self.random.random_range(0..4) == 0;
         if early {
-            (0..SHARDS).for_each(|shard| partition.cut(shard));
+            (0..partition.store.layout().shards()).for_each(|shard| partition.cut(shard));
         }
         let sealed = space.seal();
         let body = sealed.body();
@@ -430,7 +431,7 @@ impl History {
         let lsn = self.world.probe.append(model, append);
         self.world.probe.point(|| "a coordinator has appended".into());
         if self.random.random() {
-            for shard in 0..SHARDS {
+            for shard in 0..partition.store.layout().shards() {
                 if partition.shards[&shard].can_cut() {
                     partition.cut(shard);
                     assert!(partition.take_cut(shard).is_none(), "it may still grow");

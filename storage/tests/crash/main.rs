@@ -18,6 +18,7 @@ mod lives;
 mod model;
 mod reopen;
 mod sets;
+mod splits;
 mod steps;
 mod store;
 mod streams;

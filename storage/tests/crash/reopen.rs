@@ -12,7 +12,7 @@ impl History {
     /// Makes an engine close itself: at rest, or with a part of a hand-over.
     pub(crate) fn break_engine(&mut self) {
         self.world.commit();
-        let shard = self.random.random_range(0..SHARDS);
+        let shard = self.random.random_range(0..self.world.shards());
         let rows = self.random.random_range(1..20);
         let batches = self.random.random::<bool>().then(|| self.random.random_range(0..6));
         let is_flushed = self.random.random();
@@ -54,7 +54,7 @@ impl World {
         assert_eq!(engine.closed(), flushed.err().map(|_| Closed::Failed));
     }
 
-    fn open_one_again(&mut self, id: u16) {
+    pub(crate) fn open_one_again(&mut self, id: u16) {
         self.probe.point(|| format!("the engine of shard {id} has closed itself"));
         let plan = self.partition.reopen(id).unwrap();
         // Its sequence numbers do not count meanwhile.
@@ -67,7 +67,7 @@ impl World {
 
     /// Reopens engines that have closed themselves, like a worker does.
     pub(crate) fn open_again(&mut self) {
-        for id in 0..SHARDS {
+        for id in 0..self.shards() {
             let engine = self.partition.shards[&id].engine().clone();
             if engine.closed().is_some() {
                 self.open_one_again(id);

@@ -1,7 +1,7 @@
 //! Compares a directory with the model.
 
 use crate::model::V;
-use crate::world::{SHARDS, World};
+use crate::world::World;
 use flagstone_storage::encoding::{Row, prefix_range};
 use flagstone_storage::scan::{Cursor, DueCursor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ impl World {
 
     fn verify_counters(&mut self, at: &str) {
         let _counting = self.partition.begin_counting();
-        (0..SHARDS).for_each(|shard| self.resolve(shard, true));
+        (0..self.shards()).for_each(|shard| self.resolve(shard, true));
         assert_eq!(self.partition.unresolved(), 0);
         for db in 0..self.model.dbs.len() {
             let found = self.partition.totals(db as u32);
@@ -44,7 +44,7 @@ impl World {
     fn verify_scan(&mut self, at: &str) {
         for db in 0..self.model.dbs.len() {
             let mut found = BTreeMap::new();
-            for shard in 0..SHARDS {
+            for shard in 0..self.shards() {
                 let mut next = Some(Cursor::default());
                 let mut pages = 0;
                 while let Some(cursor) = next {
@@ -79,7 +79,7 @@ impl World {
     fn verify_times(&mut self, at: &str) {
         let mut keys = BTreeSet::new();
         let mut fields = BTreeMap::new();
-        for shard in 0..SHARDS {
+        for shard in 0..self.shards() {
             let from = DueCursor::at(0);
             let plan = self.partition.plan_due(shard, &from, u64::MAX - 1, 10_000).unwrap();
             let (due, rest) = self.block_on(plan.run()).unwrap();

@@ -6,7 +6,7 @@ use crate::store::Watched;
 use flagstone_storage::OldRows;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
-use flagstone_storage::directory::{Directory, Locks, OpenOptions, OpenStore};
+use flagstone_storage::directory::{Directory, Locks, OpenOptions, OpenStore, ShardSplitter};
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Engine;
 use flagstone_storage::journal::{Disk, Journal, RealDisk, SyncMode};
@@ -48,6 +48,8 @@ pub(crate) struct World {
     passes: BTreeMap<u16, OldRows>,
     /// Shards whose keys are being read; true if that is done.
     scans: BTreeMap<u16, (Scan, bool)>,
+    /// Splits its shards, if they are in a local directory.
+    pub(crate) splitter: Option<Arc<ShardSplitter>>,
     _locks: Locks,
 }
 
@@ -94,7 +96,7 @@ impl World {
             let watched = Arc::new(Watched::new(local, watch.clone()));
             Ok(place.through(watched))
         };
-        Self::open_on(options, model, probe, Arc::new(RealDisk), &store)
+        Self::open_on(options, model, probe, Arc::new(RealDisk), Arc::new(store))
     }
 
     /// Opens a directory whose journal and engines may be elsewhere.
@@ -103,7 +105,7 @@ impl World {
         model: Model,
         probe: Arc<Probe>,
         disk: Arc<dyn Disk>,
-        store: &OpenStore<'_>,
+        store: Arc<OpenStore<'static>>,
     ) -> anyhow::Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -111,6 +113,7 @@ impl World {
         let opened = runtime.block_on(opening)?;
         let journal = opened.journal.clone();
         let libraries = opened.libraries.clone();
+        let splitter = opened.splitter.clone();
         let (mut partitions, locks) = opened.into_partitions(1, 1);
         let partition = partitions.remove(0);
         let runtime = Some(runtime);
@@ -125,6 +128,7 @@ impl World {
             libraries,
             passes: BTreeMap::new(),
             scans,
+            splitter,
             _locks: locks,
         })
     }
@@ -265,7 +269,7 @@ impl World {
     pub(crate) fn expire(&mut self) {
         self.commit();
         self.model.expire();
-        for shard in 0..SHARDS {
+        for shard in 0..self.shards() {
             for _ in 0..1000 {
                 let plan = self
                     .partition
@@ -296,12 +300,12 @@ impl World {
 
     fn generations(&mut self, changes: &[(u32, u32, u32)], apply: impl FnOnce(&mut Store)) {
         let mut record = Sealed::default();
-        for shard in 0..SHARDS {
+        for shard in 0..self.shards() {
             let ops = record.ops.entry(shard).or_default();
             changes.iter().for_each(|&(db, generation, dead)| ops.generation(db, generation, dead));
         }
         let body = record.body();
-        let shards: Vec<u16> = (0..SHARDS).collect();
+        let shards: Vec<u16> = (0..self.shards()).collect();
         let (journal, model) = (&self.journal, &self.model);
         let append = || journal.append(model.now_ms, &shards, &[&body]).unwrap();
         let lsn = self.probe.append(model, append);
@@ -474,7 +478,7 @@ impl World {
     /// Hands over, flushes and sweeps until nothing is left to do.
     pub(crate) fn settle(&mut self) {
         self.commit();
-        for shard in 0..SHARDS {
+        for shard in 0..self.shards() {
             for _ in 0..2 {
                 self.hand_over(shard, None);
                 self.flush(shard);
@@ -483,6 +487,12 @@ impl World {
             while self.sweep(shard) {}
             self.flush(shard);
         }
+    }
+
+    /// Forgets the passes and reads of a shard that have begun, as a worker drops their results.
+    pub(crate) fn forget_jobs(&mut self, shard: u16) {
+        self.passes.remove(&shard);
+        self.scans.remove(&shard);
     }
 
     pub(crate) fn close(mut self) {

@@ -31,7 +31,7 @@ impl Page<'_> {
                 "shard{shard}:worker={},slots={}-{},stalled={},pending_bytes={},\
                 journal_backlog_bytes={},files={},level0_files={},level0_limit={},runs={},bytes={},\
                 debt_bytes={}",
-                usize::from(shard) % node.shard_workers,
+                node.worker_of_shard(shard),
                 slots.start,
                 slots.end - 1,
                 u8::from(stalled.contains(&shard)),

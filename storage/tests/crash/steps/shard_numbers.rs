@@ -60,7 +60,7 @@ fn shards_in_a_bucket_can_become_others() {
     let open = |options: OpenOptions, model: Model| {
         let probe = Arc::new(Probe::new(&dir, model.clone(), no_images()));
         let same = |place: &Place| Ok(place.clone());
-        World::open_on(options, model, probe, Arc::new(RealDisk), &same).unwrap()
+        World::open_on(options, model, probe, Arc::new(RealDisk), Arc::new(same)).unwrap()
     };
     let log = bucket.join("log");
     let mut old = at(&bucket.join("old"), Some(&log));

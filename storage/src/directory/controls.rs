@@ -1,0 +1,85 @@
+//! The control rows of a directory's shards.
+
+use super::{Manifest, ShardHome};
+use crate::control::{Control, incomplete_row, presence_key};
+use crate::encoding::{Library, SourcePosition, prefix_range, row};
+use crate::engine::Engine;
+use crate::engine::peek::peek;
+use crate::pending::Batch;
+use crate::place::Place;
+use anyhow::Result;
+use std::collections::BTreeMap;
+
+/// Returns the control rows of shards, with their numbers and engines.
+pub(super) async fn read_controls(
+    engines: Vec<Engine>,
+    manifest: &Manifest,
+    store: &Place,
+) -> Result<Vec<(u16, Engine, Control)>> {
+    let mut opened = Vec::with_capacity(engines.len());
+    for (home, engine) in manifest.homes().iter().zip(engines) {
+        let control = read_control(home, &engine, store).await?;
+        opened.push((home.id, engine, control));
+    }
+    Ok(opened)
+}
+
+/// Returns the control rows of a shard.
+pub(super) async fn read_control(
+    home: &ShardHome,
+    engine: &Engine,
+    store: &Place,
+) -> Result<Control> {
+    let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+    let control = Control::read(&rows);
+    let control = control
+        .map_err(|what| anyhow::anyhow!("shard {} ({}): {what}", home.id, home.place(store)))?;
+    Ok(home.own(control))
+}
+
+/// Returns the control rows of the shards without opening their engines; a shard without an engine
+/// has none.
+pub(crate) async fn peek_controls(
+    store: &Place,
+    manifest: &Manifest,
+) -> Result<Vec<(u16, Control)>> {
+    let mut found = Vec::new();
+    for home in manifest.homes() {
+        found.push((home.id, home.own(peek_control(store, &home).await?)));
+    }
+    Ok(found)
+}
+
+/// Returns the control rows of a shard without opening its engine; without an engine it has none.
+pub(crate) async fn peek_control(store: &Place, home: &ShardHome) -> Result<Control> {
+    let (id, mut place) = (home.id, home.engine_place(store));
+    if home.is_split_off() {
+        place = place.with_shared().await?;
+    }
+    let rows = peek(&place, &[row::CONTROL]).await?;
+    let control = Control::read(&rows.unwrap_or_default());
+    control.map_err(|what| anyhow::anyhow!("shard {id} ({place}): {what}"))
+}
+
+/// Returns the batch that replaces control rows which the next record makes untrue: that the shard
+/// is complete, its filter of keys, and its identity.
+pub(crate) fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
+    let kept = control.presence.iter();
+    let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
+    let complete = control.complete.map(|_| incomplete_row());
+    let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
+    kept.chain(complete).chain(identity.map(|own| own.row())).collect()
+}
+
+/// Takes the libraries of functions, and the position in the stream of another server, from the control
+/// rows of all shards.
+pub(super) fn take_shared<'a>(
+    controls: impl Iterator<Item = &'a mut Control>,
+) -> (BTreeMap<Box<[u8]>, Library>, SourcePosition) {
+    let (mut libraries, mut source) = (BTreeMap::new(), SourcePosition::default());
+    for control in controls {
+        libraries.append(&mut control.libraries);
+        source = source.later(control.source.take());
+    }
+    (libraries, source)
+}

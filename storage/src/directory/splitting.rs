@@ -1,0 +1,235 @@
+//! Splitting a shard of one server in a local directory, while the server runs: its upper slots become a
+//! shard of their own (RFC 22).
+//!
+//! Everything of the shard is in its engine, which is closed. The new shard's directory gets hard links to
+//! the files with rows, which are never written again, and a copy of the manifest that lists them; so nothing
+//! is copied, and no directory depends on another. `unfinished` in it marks it until `flagstone.json` names
+//! the slots of all shards: that write makes the one shard two. Rows of the other one's slots do not count in
+//! either of them ([`OwnSlots`](crate::engine::OwnSlots)), and are gone once all files of that time are merged.
+
+use super::engines::{EngineOpener, share};
+use super::manifest::{Manifest, manifest_of};
+use super::new_directory::UNFINISHED;
+use super::{OpenStore, ShardHome, create_private_dir, read_control};
+use crate::engine::{Claim, Engine};
+use crate::place::{Place, admin, remove_dir};
+use crate::shard::Shard;
+use crate::slot::SplitPlan;
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Reason why a shard was not split.
+#[derive(Debug, thiserror::Error)]
+pub enum SplitError {
+    /// It is whole as before.
+    #[error("{0:#}")]
+    CalledOff(anyhow::Error),
+    /// It is not known if a start would find one shard or two: no record may be written any more.
+    #[error("flagstone.json may be lost if the machine fails: {0:#}")]
+    Unknown(anyhow::Error),
+}
+
+/// Splits shards of a directory that is open.
+pub struct ShardSplitter {
+    store: Place,
+    opener: EngineOpener,
+    open_store: Arc<OpenStore<'static>>,
+    /// The journal's epoch.
+    epoch: u64,
+    /// Bytes of the filters of keys, all shards together.
+    presence_bytes: usize,
+}
+
+impl std::fmt::Debug for ShardSplitter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShardSplitter").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl ShardSplitter {
+    pub(super) fn new(
+        store: &Place,
+        opener: EngineOpener,
+        open_store: Arc<OpenStore<'static>>,
+        epoch: u64,
+        presence_bytes: usize,
+    ) -> Self {
+        Self { store: store.clone(), opener, open_store, epoch, presence_bytes }
+    }
+
+    /// Closes the engine of a shard that has flushed all its records, makes that of the new shard, and has
+    /// `flagstone.json` name both. Returns the new shard. The other engine is to be opened again, whatever the
+    /// outcome, and no record may name the shards meanwhile. Must run on the background runtime.
+    ///
+    /// # Errors
+    /// See [`SplitError`].
+    pub async fn split(&self, engine: &Engine, plan: &SplitPlan) -> Result<Shard, SplitError> {
+        let dir = self.store.dir().context("a local directory");
+        let dir = dir.map_err(SplitError::CalledOff)?;
+        let home = dir.join(ShardHome::at_creation(plan.into).name());
+        let made = self.make(engine, plan, &home).await;
+        let (shard, manifest) = match made {
+            Ok(made) => made,
+            Err(error) => return Err(self.call_off(&home, None, error).await),
+        };
+        if let Err(error) = manifest.replace_local(dir) {
+            let is_named = Manifest::read(&self.store).await;
+            let is_named = is_named.map_or(true, |found| found.is_none_or(|it| it == manifest));
+            if is_named {
+                return Err(SplitError::Unknown(error));
+            }
+            return Err(self.call_off(&home, Some(&shard), error).await);
+        }
+        if let Err(error) = finish(&home) {
+            // The next start removes the mark.
+            tracing::warn!(shard = plan.into, "the mark of a split stays: {error:#}");
+        }
+        Ok(shard)
+    }
+
+    /// Removes the files of a split that failed; the next start removes those that cannot be removed now.
+    async fn call_off(
+        &self,
+        home: &Path,
+        made: Option<&Shard>,
+        error: anyhow::Error,
+    ) -> SplitError {
+        if let Some(shard) = made {
+            let _ = shard.engine().close().await;
+        }
+        if let Err(left) = remove_dir(home) {
+            tracing::warn!("files are left of a split that failed: {left:#}");
+        }
+        SplitError::CalledOff(error)
+    }
+
+    /// Makes the new shard, and the manifest that names it.
+    async fn make(
+        &self,
+        engine: &Engine,
+        plan: &SplitPlan,
+        home: &Path,
+    ) -> Result<(Shard, Manifest)> {
+        let manifest = manifest_of(&self.store).await?;
+        // A merge leaves the rows of the other half out in both: all files are merged soon.
+        engine.count_half_as_garbage().await?;
+        engine.flush().await?;
+        engine.close().await?;
+        if home.exists() {
+            bail!("{} exists, but is not named in flagstone.json: move it away", home.display());
+        }
+        link_engine(engine.place(), home).await?;
+        let manifest = manifest.with_slots(plan.division().to_vec());
+        let homes = manifest.homes();
+        let new = homes.last().context("a directory has shards")?;
+        let upper = self.opener.open(new, &*self.open_store, Claim::Owner).await?;
+        let opened = async {
+            upper.write(vec![manifest.identity(plan.into).row()]).await?;
+            upper.flush().await?;
+            read_control(new, &upper, &self.store).await
+        };
+        match opened.await {
+            Ok(control) => {
+                let presence_bytes = share(self.presence_bytes, plan.upper().len());
+                let shard = Shard::new(plan.into, upper, self.epoch, control, presence_bytes);
+                Ok((shard, manifest))
+            }
+            Err(error) => {
+                let _ = upper.close().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Makes the directory of a shard with the files of another one's engine, which is closed.
+async fn link_engine(engine: &Place, home: &Path) -> Result<()> {
+    let to = home.join("db");
+    for dir in [home, &to, &to.join("compacted"), &to.join("manifest")] {
+        create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
+        if dir == home {
+            mark(home)?;
+        }
+    }
+    let from = engine.dir().context("a local directory")?.to_owned();
+    let listed = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
+    let listed = listed.with_context(|| format!("{engine} has no manifest"))?;
+    let names = listed.all_sst_views().map(|view| format!("{}.sst", view.sst.id.value()));
+    let rows: Vec<String> = names.map(|name| format!("compacted/{name}")).collect();
+    let manifest = format!("manifest/{:020}.manifest", listed.id());
+    let place = Place::local(&to)?;
+    let linking = tokio::task::spawn_blocking(move || {
+        for name in &rows {
+            match fs::hard_link(from.join(name), to.join(name)) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                linked => linked.with_context(|| format!("linking {name}"))?,
+            }
+        }
+        let copied = to.join(&manifest);
+        fs::copy(from.join(&manifest), &copied).with_context(|| format!("copying {manifest}"))?;
+        File::open(&copied)?.sync_all().with_context(|| format!("syncing {manifest}"))?;
+        [&to.join("compacted"), &to.join("manifest"), &to].iter().try_for_each(|dir| sync(dir))
+    });
+    linking.await??;
+    sync(home)?;
+    // Checkpoints name manifests that are not here.
+    let own = admin(place.store(), place.root().as_ref());
+    for checkpoint in own.list_checkpoints(None).await? {
+        own.delete_checkpoint(checkpoint.id).await?;
+    }
+    Ok(())
+}
+
+fn sync(dir: &Path) -> Result<()> {
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.with_context(|| format!("syncing {}", dir.display()))
+}
+
+/// Marks the directory of a shard that `flagstone.json` does not name yet.
+fn mark(home: &Path) -> Result<()> {
+    let mark = home.join(UNFINISHED);
+    let made = File::create(&mark).and_then(|file| file.sync_all());
+    made.with_context(|| format!("creating {}", mark.display()))?;
+    sync(home)?;
+    sync(home.parent().context("the data directory")?)
+}
+
+/// Removes the mark of a shard's directory that `flagstone.json` names.
+fn finish(home: &Path) -> Result<()> {
+    let mark = home.join(UNFINISHED);
+    fs::remove_file(&mark).with_context(|| format!("removing {}", mark.display()))?;
+    sync(home)
+}
+
+/// Removes what splits have left that a kill has cut off, and refuses directories of shards that
+/// `flagstone.json` does not name.
+///
+/// # Errors
+/// If there is one that is no such remains: `flagstone.json` is an older copy then.
+pub(super) fn end_splits(dir: &Path, manifest: &Manifest) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))? {
+        let name = entry?.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix("shard-")?.parse::<u16>().ok());
+        let home = dir.join(&name);
+        let Some(id) = id.filter(|_| home.is_dir()) else { continue };
+        let is_marked = home.join(UNFINISHED).exists();
+        match id < manifest.shards() {
+            true if is_marked => finish(&home)?,
+            true => {}
+            false if is_marked => {
+                remove_dir(&home)?;
+                sync(dir)?;
+                tracing::info!(shard = id, "removed what was left of a split that was cut off");
+            }
+            false => bail!(
+                "{} is there, but flagstone.json has {} shards, the first of which is shard 0: put the \
+                 newest copy of flagstone.json in place, or move that directory away if it is of other data",
+                home.display(),
+                manifest.shards()
+            ),
+        }
+    }
+    Ok(())
+}
