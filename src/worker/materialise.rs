@@ -158,7 +158,7 @@ impl Worker {
     }
 
     /// Starts a job for a shard if one is due.
-    fn tend(self: &Rc<Self>, stay: Stay) {
+    pub(super) fn tend(self: &Rc<Self>, stay: Stay) {
         let mut partition = self.partition.borrow_mut();
         let id = stay.shard;
         let Some(shard) = partition.shards.get(&id) else { return };

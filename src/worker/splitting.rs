@@ -115,11 +115,13 @@ impl Worker {
     }
 
     /// Waits until everything of a shard is flushed and no job of it is running, while no command runs.
-    async fn be_still(&self, stay: Stay) -> Result<(), String> {
+    async fn be_still(self: &Rc<Self>, stay: Stay) -> Result<(), String> {
         let begun = Instant::now();
         loop {
             // Nothing is left to flush when this is asked for, or it is asked for again.
             self.urge_flush(stay.shard, Lsn::MAX - 1);
+            self.partition.borrow_mut().observe_flushed();
+            self.tend(stay);
             let is_flushed =
                 self.partition.borrow().shards.get(&stay.shard).is_some_and(Shard::is_flushed);
             if is_flushed && !self.has_job(stay) {

@@ -7,8 +7,8 @@ use super::checkpoints::done;
 use redis::Value;
 use std::process::Command;
 
-/// Kept directories, by the version of the journal.
-const KEPT: &[&str] = &["journal-2", "journal-3"];
+/// Kept directories, by the version of the journal, and one whose shards were split.
+const KEPT: &[&str] = &["journal-2", "journal-3", "split"];
 
 /// Starts a server on a kept directory.
 fn on(kept: &str, which: &str) -> Server {
