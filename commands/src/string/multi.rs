@@ -55,11 +55,9 @@ fn any_exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
     Ok(found)
 }
 
-fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    for (name, value) in pairs(args) {
-        let mut entry = cx.store.replace(cx.db, name, value, 0)?;
-        entry.event(NotifyFlags::STRING, "set");
-    }
+fn set_one(cx: &mut Ctx<'_>, name: &[u8], value: &[u8]) -> Outcome {
+    let mut entry = cx.store.replace(cx.db, name, value, 0)?;
+    entry.event(NotifyFlags::STRING, "set");
     Ok(())
 }
 
@@ -73,8 +71,11 @@ fn check_pairs(args: Args<'_>, command: &str) -> Outcome {
 /// `MSET key value [key value …]`
 fn mset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     check_pairs(args, "mset")?;
-    cx.store.can_replace(cx.db, pairs(args).map(|(name, _)| name))?;
-    set_all(cx, args)?;
+    let hashes = cx.store.can_replace(cx.db, pairs(args).map(|(name, _)| name))?;
+    for ((name, value), at) in pairs(args).zip(hashes) {
+        cx.store.hint(name, at);
+        set_one(cx, name, value)?;
+    }
     cx.out.ok();
     Ok(())
 }
@@ -84,7 +85,7 @@ fn msetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     check_pairs(args, "msetnx")?;
     let free = !any_exists(cx, args)?;
     if free {
-        set_all(cx, args)?;
+        pairs(args).try_for_each(|(name, value)| set_one(cx, name, value))?;
     }
     cx.out.int(i64::from(free));
     Ok(())

@@ -4,8 +4,13 @@ use super::{EntryAddress, EntryMut, Store};
 use crate::need::Fault;
 use crate::notify::NotifyFlags;
 use crate::presence::Presence;
+use crate::slot::KeyHash;
 use crate::value::JournaledState;
+use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Number of keys whose hashes need no memory of their own.
+const FEW_KEYS: usize = 16;
 
 /// Classes of events that tell about the replaced row.
 const OF_OLD_ROW: NotifyFlags = NotifyFlags::NEW.union(NotifyFlags::EXPIRED);
@@ -68,19 +73,21 @@ impl Store {
         })
     }
 
-    /// Checks that [`replace`](Self::replace) misses none of the keys.
+    /// Checks that [`replace`](Self::replace) misses none of the keys, and returns their hashes for it.
     pub fn can_replace<'a>(
         &mut self,
         db: u32,
         keys: impl Iterator<Item = &'a [u8]>,
-    ) -> Result<(), Fault> {
-        let mut unseen = 0;
+    ) -> Result<SmallVec<[KeyHash; FEW_KEYS]>, Fault> {
+        let (mut hashes, mut unseen) = (SmallVec::new(), 0);
         for key in keys {
+            let at = self.layout.key_hash(key);
+            self.hint(key, at);
+            hashes.push(at);
             match self.peek(db, key) {
                 Ok(_) => {}
                 Err(Fault::Miss(need)) => {
                     unseen += 1;
-                    let at = self.at(key);
                     if !self.allows_blind(unseen) || !self.allows(db, at, key) {
                         return Err(Fault::Miss(need));
                     }
@@ -88,7 +95,7 @@ impl Store {
                 Err(fault) => return Err(fault),
             }
         }
-        Ok(())
+        Ok(hashes)
     }
 }
 
