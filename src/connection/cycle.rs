@@ -19,6 +19,9 @@ use tokio::sync::oneshot;
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
 
+/// Number of replies whose ends have room at first: the list of most cycles never grows.
+const FIRST_ENDS: usize = 16;
+
 /// Maximum number of commands that a cycle sends to other workers.
 const MAX_REMOTE: usize = 128;
 
@@ -88,7 +91,7 @@ impl Cycle {
         Self {
             out: Reply::in_buffer(proto, worker.buffers.take_reply_buffer()),
             pieces: VecDeque::new(),
-            own: Vec::new(),
+            own: Vec::with_capacity(FIRST_ENDS),
             plain: true,
             shows_data: false,
             shown: Shown::default(),

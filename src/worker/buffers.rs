@@ -17,7 +17,8 @@ pub(crate) const READ: usize = 64 << 10;
 pub(crate) struct Buffers {
     scratch: RefCell<Option<Vec<u8>>>,
     reply: Cell<Vec<u8>>,
-    ahead: RefCell<Ahead>,
+    /// It is large, and moves with each read.
+    ahead: Cell<Option<Box<Ahead>>>,
     run: RefCell<BatchRun>,
 }
 
@@ -46,13 +47,13 @@ impl Buffers {
     }
 
     /// Takes the worker's list of commands parsed ahead, for the connection that it serves.
-    pub(crate) fn take_ahead(&self) -> Ahead {
-        self.ahead.take()
+    pub(crate) fn take_ahead(&self) -> Box<Ahead> {
+        self.ahead.take().unwrap_or_default()
     }
 
     /// Puts the list of commands parsed ahead back.
-    pub(crate) fn give_ahead(&self, ahead: Ahead) {
-        self.ahead.replace(ahead);
+    pub(crate) fn give_ahead(&self, ahead: Box<Ahead>) {
+        self.ahead.set(Some(ahead));
     }
 
     /// Takes the buffers with which batches of other workers run.
