@@ -9,6 +9,7 @@ use crate::command::{Command, Route, registry};
 use crate::unit;
 use crate::worker::Watches;
 use flagstone_commands::{CommandFlags, flag};
+use flagstone_storage::KeyHash;
 use flagstone_storage::encoding::SourcePosition;
 use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;
@@ -22,6 +23,11 @@ const HEAD: usize = 3;
 /// Number of arguments for each watched key.
 const WATCHED: usize = 3;
 
+/// Room of a new queue, which most transactions do not exceed: arguments, their bytes, commands.
+const FIRST_ARGS: usize = 48;
+const FIRST_BYTES: usize = 1024;
+const FIRST_COMMANDS: usize = 12;
+
 /// Describes a queued command, in one argument before those of the command.
 #[derive(Clone, Copy)]
 struct CommandHead {
@@ -30,22 +36,31 @@ struct CommandHead {
     db: u32,
     /// The command, which the queue need not look up by its name again: [`Command::id`].
     id: u32,
+    /// Hash of its only key, if that is known.
+    at: Option<KeyHash>,
 }
 
+/// Stands for the slot of a key that was not hashed.
+const NO_SLOT: u32 = u32::MAX;
+
 impl CommandHead {
-    fn encode(self) -> [u8; 12] {
-        let Self { len, db, id } = self;
-        let mut bytes = [0; 12];
-        for (field, value) in bytes.as_chunks_mut().0.iter_mut().zip([len, db, id]) {
+    fn encode(self) -> [u8; 24] {
+        let Self { len, db, id, at } = self;
+        let (slot, hash) = at.map_or((NO_SLOT, 0), |at| (u32::from(at.slot), at.hash));
+        let fields = [len, db, id, slot, hash as u32, (hash >> 32) as u32];
+        let mut bytes = [0; 24];
+        for (field, value) in bytes.as_chunks_mut().0.iter_mut().zip(fields) {
             *field = value.to_le_bytes();
         }
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (&[len, db, id], []) = bytes.as_chunks() else { return None };
-        let [len, db, id] = [len, db, id].map(u32::from_le_bytes);
-        Some(Self { len, db, id })
+        let (&[len, db, id, slot, low, high], []) = bytes.as_chunks() else { return None };
+        let [len, db, id, slot, low, high] = [len, db, id, slot, low, high].map(u32::from_le_bytes);
+        let hash = u64::from(high) << 32 | u64::from(low);
+        let at = u16::try_from(slot).ok().map(|slot| KeyHash { slot, hash });
+        Some(Self { len, db, id, at })
     }
 }
 
@@ -86,8 +101,8 @@ impl Transaction {
 
     fn from(origin: &CommandsOrigin, db: u32, watches: Option<&Watches>) -> Self {
         let mut this = Self {
-            args: OwnedArgs::default(),
-            commands: Vec::new(),
+            args: OwnedArgs::with_capacity(FIRST_ARGS, FIRST_BYTES),
+            commands: Vec::with_capacity(FIRST_COMMANDS),
             flags: CommandFlags::empty(),
             common: CommandFlags::all(),
             broken: false,
@@ -107,12 +122,14 @@ impl Transaction {
         this
     }
 
-    /// Queues a command. `selected`: the database that it selects for those behind it.
+    /// Queues a command. `at`: its only key, if it was hashed; `selected`: the database that it
+    /// selects for those behind it.
     pub fn push(
         &mut self,
         command: &'static Command,
         flags: CommandFlags,
         args: Args<'_>,
+        at: Option<KeyHash>,
         selected: Option<u32>,
     ) {
         // The command will not run.
@@ -120,7 +137,8 @@ impl Transaction {
             return;
         }
         // A command has at most as many arguments as fit into its limits, far below 2^32.
-        let head = CommandHead { len: args.len() as u32, db: self.db, id: command.id as u32 };
+        let (len, id) = (args.len() as u32, command.id as u32);
+        let head = CommandHead { len, db: self.db, id, at };
         self.args.push(&head.encode());
         args.iter().for_each(|arg| self.args.push(arg));
         self.commands.push(command);
@@ -249,6 +267,8 @@ pub struct Queued<'a> {
     pub command: &'static Command,
     pub args: Args<'a>,
     pub db: u32,
+    /// Hash of its only key, if that is known.
+    pub at: Option<KeyHash>,
 }
 
 /// A watched key.
@@ -277,16 +297,39 @@ pub fn watched(args: Args<'_>) -> impl Iterator<Item = WatchedKey<'_>> {
 pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
     let mut at = HEAD + number::<usize>(args, HEAD - 1).unwrap_or(0) * WATCHED;
     std::iter::from_fn(move || {
-        let CommandHead { len, db, id } = CommandHead::decode(args.get(at)?)?;
-        let own = args.slice(at + 1, len as usize);
+        let head = CommandHead::decode(args.get(at)?)?;
+        let own = args.slice(at + 1, head.len as usize);
         at += 1 + own.len();
-        Some(Queued { command: registry::by_id(id as usize)?, args: own, db })
+        let command = registry::by_id(head.id as usize)?;
+        Some(Queued { command, args: own, db: head.db, at: head.at })
     })
 }
 
-/// Returns the flags of the commands among the arguments of EXEC, all together.
-pub fn flags_of_queued(args: Args<'_>) -> CommandFlags {
-    queued(args).fold(CommandFlags::empty(), |flags, queued| flags | queued.command.spec.flags)
+/// Facts about all commands among the arguments of EXEC.
+pub struct QueueFacts {
+    /// Union of the commands' flags.
+    pub flags: CommandFlags,
+    /// Number of the commands that run as part of the transaction.
+    pub parts: usize,
+    /// True if some commands do not.
+    pub is_mixed: bool,
+    /// True if some commands are on databases.
+    pub on_databases: bool,
+}
+
+impl QueueFacts {
+    pub fn of(args: Args<'_>) -> Self {
+        let (flags, parts) = (CommandFlags::empty(), 0);
+        let none = Self { flags, parts, is_mixed: false, on_databases: false };
+        queued(args).fold(none, |mut facts, Queued { command, .. }| {
+            let is_part = runs_in_unit(command);
+            facts.flags |= command.spec.flags;
+            facts.parts += usize::from(is_part);
+            facts.is_mixed |= !is_part;
+            facts.on_databases |= matches!(command.spec.run, Route::Databases);
+            facts
+        })
+    }
 }
 
 /// Returns the places among the arguments of EXEC of the commands that log the connection in, and the
@@ -312,4 +355,30 @@ pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a 
     let on_keys = queued(args).filter(|queued| queued.command.spec.run.is_on_keys());
     let keys = on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db));
     watched(args).map(|watched| (watched.db, watched.key)).chain(keys).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_storage::Layout;
+
+    #[test]
+    fn commands_are_as_they_were_queued() {
+        let mut transaction = Transaction::new(3, None);
+        let words = [&[&b"set"[..], b"k", b"v"][..], &[b"get", b"k"], &[b"dbsize"]];
+        let at = Layout::new(1, 7).key_hash(b"k");
+        for (words, at) in words.into_iter().zip([Some(at), None, None]) {
+            let owned: OwnedArgs = words.iter().copied().collect();
+            let Some(command) = registry::resolve(owned.args()) else { panic!("no such command") };
+            transaction.push(command, command.spec.flags, owned.args(), at, None);
+        }
+        let found: Vec<_> = queued(transaction.args())
+            .map(|queued| (queued.args.iter().collect::<Vec<_>>(), queued.db, queued.at))
+            .collect();
+        let expected = words.map(<[_]>::to_vec).into_iter().zip([Some(at), None, None]);
+        assert_eq!(found, expected.map(|(words, at)| (words, 3, at)).collect::<Vec<_>>());
+        let facts = QueueFacts::of(transaction.args());
+        assert_eq!((facts.parts, facts.is_mixed, facts.on_databases), (3, false, true));
+        assert!(facts.flags.contains(flag!(WRITE | READONLY)));
+    }
 }

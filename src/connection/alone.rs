@@ -145,7 +145,7 @@ impl Connection {
         };
         match NextStep::of(&self.session, command, args) {
             NextStep::Queue => {
-                let close = !self.queue(command, args, settings, out);
+                let close = !self.queue(command, args, None, settings, out);
                 Ok(Settled { close, ..Settled::DONE })
             }
             NextStep::Exec => {

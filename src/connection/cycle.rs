@@ -19,6 +19,9 @@ use tokio::sync::oneshot;
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
 
+/// Commands queued in a transaction after which it is read, too.
+const QUEUED_PER_LOOK: usize = 16;
+
 /// Number of replies whose ends have room at first: the list of most cycles never grows.
 const FIRST_ENDS: usize = 16;
 
@@ -73,6 +76,8 @@ pub(super) struct Cycle {
     now_ms: u64,
     /// Number of commands that have run here.
     commands: usize,
+    /// Number of commands that were queued in a transaction since the worker's watch was started.
+    untimed: usize,
     /// Numbers of commands that were dispatched, and of those that have run here, which are not in
     /// the worker's counters yet: those are shared with other threads, and dear to add to.
     uncounted: (u64, u64),
@@ -99,6 +104,7 @@ impl Cycle {
             room: None,
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
+            untimed: 0,
             uncounted: (0, 0),
             parked: 0,
             crowded: false,
@@ -152,6 +158,22 @@ impl Cycle {
     /// Ends the reply in the buffer, which shows no data.
     pub(super) fn end_command(&mut self) {
         self.note(NO_DATA, None);
+    }
+
+    /// Notes that a command was queued: that has taken time, which is not the next command's.
+    pub(super) fn note_queued(&mut self, worker: &Worker) {
+        self.untimed += 1;
+        if self.untimed == QUEUED_PER_LOOK {
+            self.end_queueing(worker);
+        }
+    }
+
+    /// Starts the time of the next command, which ends a queue, if commands were queued before it.
+    pub(super) fn end_queueing(&mut self, worker: &Worker) {
+        if self.untimed > 0 {
+            worker.start_watch();
+            self.untimed = 0;
+        }
     }
 
     /// Replies to a command that was refused.

@@ -9,6 +9,7 @@ use crate::routing;
 use crate::session::chosen_db;
 use crate::transaction::{Transaction, queued, runs_in_unit};
 use flagstone_commands::flag;
+use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Reply};
 use std::io::Result;
 use std::sync::atomic::Ordering;
@@ -20,11 +21,13 @@ const MAX_QUEUED: usize = u32::MAX as usize;
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 impl Connection {
-    /// Queues a command; returns false if the queue exceeds its limit.
+    /// Queues a command; returns false if the queue exceeds its limit. `at`: its only key, if it
+    /// was hashed.
     pub(super) fn queue(
         &mut self,
         command: &'static Command,
         args: Args<'_>,
+        at: Option<KeyHash>,
         settings: &Settings,
         out: &mut Reply,
     ) -> bool {
@@ -32,7 +35,7 @@ impl Connection {
         let selected = if selects { chosen_db(args, settings).ok() } else { None };
         let Some(transaction) = &mut self.session.transaction else { return true };
         let flags = routing::flags(command, &self.worker.node, args);
-        transaction.push(command, flags, args, selected);
+        transaction.push(command, flags, args, at, selected);
         let bytes = transaction.bytes();
         let count = transaction.commands().len();
         let client = &self.session.client;

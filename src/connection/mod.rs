@@ -444,13 +444,15 @@ impl Connection {
         }
         match NextStep::of(&self.session, command, args) {
             NextStep::Queue => {
-                let queued = self.queue(command, args, settings, cycle.out());
+                let queued = self.queue(command, args, ready.at, settings, cycle.out());
                 cycle.end_command();
-                // Queueing has taken time, too.
-                self.worker.start_watch();
+                cycle.note_queued(&self.worker);
                 if queued { Dispatched::Done } else { Dispatched::Close }
             }
-            NextStep::Exec => self.exec_in_cycle(command, args, cycle, settings),
+            NextStep::Exec => {
+                cycle.end_queueing(&self.worker);
+                self.exec_in_cycle(command, args, cycle, settings)
+            }
             NextStep::Run(Manner::Keys) => {
                 if cycle.route(&self.worker, &self.session, command, args, ready.at, settings) {
                     self.session.client.runs(command.id);
@@ -462,6 +464,8 @@ impl Connection {
                 }
             }
             NextStep::Run(Manner::Session) if cycle.is_plain() => {
+                // DISCARD ends a queue, too. No command on keys comes right behind a queued one.
+                cycle.end_queueing(&self.worker);
                 self.note_command(command, args, left);
                 let mark = cycle.out().len();
                 let outcome = self.run_on_session(command, args, cycle.out());

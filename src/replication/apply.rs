@@ -352,7 +352,7 @@ async fn run_unit(
     for (command, db, args) in admitted(commands) {
         if runs_in_unit(command) {
             unit.select(db);
-            unit.push(command, command.spec.flags, args, None);
+            unit.push(command, command.spec.flags, args, None, None);
         }
     }
     if unit.commands().is_empty() {

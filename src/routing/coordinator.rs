@@ -362,7 +362,8 @@ fn run_here(
 ) -> unit::UnitRun {
     let Request { db, again, proto, .. } = command.request;
     let mut out = Reply::new(proto);
-    let unit = Unit::here(&worker.node, worker.id, command.request, settings);
+    let began = Instant::now();
+    let unit = Unit::here(&worker.node, worker.id, command.request, settings, began);
     let settings = &settings.data;
     let reads_all = unit.reads_all(command.command, command.args());
     let mut cx = Ctx { again, reads_all, ..Ctx::new(&mut store, &mut out, db, settings) };

@@ -13,6 +13,7 @@ use flagstone_storage::Store;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 /// Request of a unit.
@@ -80,7 +81,8 @@ pub fn spawn(unit: DetachedUnit) -> (oneshot::Receiver<UnitRun>, mpsc::Receiver<
 fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {
     let DetachedUnit { node, worker, settings, command, mut store } = unit;
     let mut out = Reply::new(command.request.proto);
-    let unit = Unit::new(node, worker, command.request, &settings, Place::Detached(to));
+    let place = (Place::Detached(to), Instant::now());
+    let unit = Unit::new(node, worker, command.request, &settings, place);
     let outcome = match super::handler(command.command) {
         Some(handler) => {
             let db = command.request.db;

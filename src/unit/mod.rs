@@ -57,14 +57,22 @@ pub struct Unit<'a> {
     pub began: Instant,
     /// Time that the last part took, in nanoseconds.
     pub part_ns: Cell<u64>,
+    /// Moment at which the last part ended; of the first one, at which the unit began.
+    part_ended: Cell<Instant>,
     place: Place,
     effects: RefCell<Effects>,
 }
 
 impl<'a> Unit<'a> {
-    /// Creates a unit that runs on a worker's thread.
-    pub fn here(node: &Arc<Node>, worker: usize, request: Request, settings: &'a Settings) -> Self {
-        Self::new(node.clone(), worker, request, settings, Place::Here)
+    /// Creates a unit that runs on a worker's thread, where it has begun at that moment.
+    pub fn here(
+        node: &Arc<Node>,
+        worker: usize,
+        request: Request,
+        settings: &'a Settings,
+        began: Instant,
+    ) -> Self {
+        Self::new(node.clone(), worker, request, settings, (Place::Here, began))
     }
 
     fn new(
@@ -72,12 +80,20 @@ impl<'a> Unit<'a> {
         worker: usize,
         request: Request,
         settings: &'a Settings,
-        place: Place,
+        (place, began): (Place, Instant),
     ) -> Self {
-        let effects = RefCell::default();
-        let (began, part_ns) = (Instant::now(), Cell::new(0));
-        let account = Cell::new(request.account);
-        Self { node, worker, request, account, settings, began, part_ns, place, effects }
+        Self {
+            node,
+            worker,
+            request,
+            account: Cell::new(request.account),
+            settings,
+            began,
+            part_ns: Cell::new(0),
+            part_ended: Cell::new(began),
+            place,
+            effects: RefCell::default(),
+        }
     }
 
     /// Returns true if it runs on a thread of its own.
@@ -188,8 +204,19 @@ impl Unit<'_> {
         command: &'static Command,
         args: Args<'_>,
     ) -> UnitOutcome {
-        let began = Instant::now();
-        let mark = cx.out.len();
+        self.part_ended.set(Instant::now());
+        self.run_next_part(cx, command, args)
+    }
+
+    /// Like [`run_part`](Self::run_part), if nothing has taken time since the last part: this one
+    /// begins when that one ended, so that the clock is read once for each.
+    pub fn run_next_part(
+        &self,
+        cx: &mut Ctx<'_>,
+        command: &'static Command,
+        args: Args<'_>,
+    ) -> UnitOutcome {
+        let (began, mark) = (self.part_ended.get(), cx.out.len());
         let outcome = match self.run_uncounted(cx, command, args) {
             Ok(()) if cx.out.replace_lost(mark) => Err(LOST.into()),
             outcome => outcome,
@@ -200,7 +227,9 @@ impl Unit<'_> {
             // The unit runs again, or nothing of it counts.
             Err(_) => return outcome,
         };
-        let took = began.elapsed();
+        let now = Instant::now();
+        self.part_ended.set(now);
+        let took = now - began;
         self.part_ns.set(took.as_nanos() as u64);
         let reply_bytes = failed.map_or(cx.out.len().saturating_sub(mark), <[u8]>::len);
         let cost = CommandCost { took, reply_bytes };

@@ -82,8 +82,10 @@ impl Worker {
 
     /// Logs parts of a unit: before the unit, because they have ended before it.
     pub(crate) fn log_parts(&self, effects: &mut Effects, client: u64) {
-        for part in effects.for_logs.iter_mut().flat_map(|parts| parts.drain(..)) {
-            self.log_command(part.args, client, &part.excess);
+        for parts in &mut effects.for_logs {
+            while let Some(part) = parts.pop_front() {
+                self.log_command(part.args, client, &part.excess);
+            }
         }
     }
 

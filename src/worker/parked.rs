@@ -110,6 +110,8 @@ impl Worker {
         blocked: Blocked,
         room: Option<Room>,
     ) -> oneshot::Receiver<Ran> {
+        // The attempt to run it has taken time, which is not the next command's.
+        self.start_watch();
         self.stats().parked.fetch_add(1, Ordering::Relaxed);
         let (to, rx) = oneshot::channel();
         let missed = match blocked {

@@ -9,6 +9,7 @@ use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
 use flagstone_wire::resp::Reply;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// Maximum number of runs of a unit that would change data which the open round has changed: the
 /// round is committed in between.
@@ -23,8 +24,9 @@ impl Worker {
         out: &mut Reply,
     ) -> Attempt {
         let mark = out.len();
+        let mut began = self.last_ran();
         for _ in 0..RUNS {
-            let (outcome, mut effects) = self.try_unit(run, scope, out);
+            let (outcome, mut effects) = self.try_unit(run, scope, began, out);
             let text = match outcome {
                 Ok(()) => None,
                 Err(UnitStop::Handler(Stop::Error(text))) => Some(text),
@@ -41,6 +43,7 @@ impl Worker {
                 Err(UnitStop::Handler(Stop::Unsettled)) => {
                     out.truncate(mark);
                     self.commit();
+                    began = Instant::now();
                     continue;
                 }
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
@@ -74,18 +77,19 @@ impl Worker {
         Err(Blocked::Detached.into())
     }
 
-    /// Runs a unit once. Its changes are rolled back if it could not run to its end.
+    /// Runs a unit once, from that moment on. Its changes are rolled back if it could not run to its end.
     fn try_unit(
         &self,
         run: &Invocation<'_>,
         scope: &Scope,
+        began: Instant,
         out: &mut Reply,
     ) -> (UnitOutcome, Effects) {
         let &Invocation { command, args, request, now_ms, settings, .. } = run;
         let Some(handler) = unit::handler(command) else {
             return (Err("ERR this command runs no others".into()), Effects::default());
         };
-        let unit = Unit::here(&self.node, self.id, request, settings);
+        let unit = Unit::here(&self.node, self.id, request, settings, began);
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         self.node.begin_request(store, now_ms, &request);

@@ -1,10 +1,12 @@
 //! MULTI, EXEC, DISCARD, WATCH and UNWATCH: several commands as one unit.
 
-use crate::command::{Command, Route};
+use crate::command::Command;
 use crate::commands::{Handler, Spec};
 use crate::node::limits;
 use crate::routing::{Call, CallOutcome, Waiting};
-use crate::transaction::{self, CommandsOrigin, Queued, Transaction, queued, runs_in_unit};
+use crate::transaction::{
+    self, CommandsOrigin, QueueFacts, Queued, Transaction, queued, runs_in_unit,
+};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, Misses, Stop, flag, key};
@@ -86,14 +88,14 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<boo
 /// `EXEC`: the connection passes the queue as its arguments.
 fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     let db = cx.db;
-    let flags = transaction::flags_of_queued(args);
-    if let Some(text) = limits::refused_late(&unit.node.health, unit.settings, &unit.request, flags)
-    {
+    let facts = QueueFacts::of(args);
+    let (health, request) = (&unit.node.health, &unit.request);
+    if let Some(text) = limits::refused_late(health, unit.settings, request, facts.flags) {
         return Err(text.into());
     }
     let ran = if is_unchanged(cx, unit, args)? {
         let origin = CommandsOrigin::of(args);
-        let ran = run_queued(cx, unit, args, &origin);
+        let ran = run_queued(cx, unit, args, &facts, &origin);
         if let (Ok(()), CommandsOrigin::Stream(reached)) = (&ran, origin) {
             cx.store.set_source(reached);
         }
@@ -104,8 +106,7 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
         Ok(())
     };
     // If the connection runs the remaining commands, it shows EXEC behind them.
-    if unit.node.broadcast.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command))
-    {
+    if unit.node.broadcast.monitors.any() && !facts.is_mixed {
         unit.effects().show(cx.db, false, args.slice(0, 1));
     }
     cx.db = db;
@@ -138,8 +139,10 @@ fn fail_part(
 
 /// Prefetches the keys of queued commands.
 fn warm<'a>(store: &Store, commands: impl Iterator<Item = Queued<'a>>) {
-    let keys = commands.flat_map(|Queued { command, args, db }| {
-        command.usual_keys(args).take(WARMED_KEYS).map(move |key| (db, store.key_hash(key)))
+    let keys = commands.flat_map(|Queued { command, args, db, at }| {
+        let left = if at.is_some() { 0 } else { WARMED_KEYS };
+        let hashed = command.usual_keys(args).take(left).map(|key| store.key_hash(key));
+        at.into_iter().chain(hashed).map(move |at| (db, at))
     });
     // The processor waits for several keys at once if there is little to do between them.
     let keys: SmallVec<[_; 2 * WARMED]> = keys.collect();
@@ -150,25 +153,24 @@ fn run_queued(
     cx: &mut Ctx<'_>,
     unit: &Unit<'_>,
     args: Args<'_>,
+    facts: &QueueFacts,
     origin: &CommandsOrigin,
 ) -> UnitOutcome {
-    if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases)) {
+    if facts.on_databases {
         unit.hold_whole(cx.store)?;
     }
     let shows = unit.node.broadcast.monitors.any();
     let parts = || queued(args).zip(0..).filter(|(queued, _)| runs_in_unit(queued.command));
-    let count = parts().count();
     let mut logins = transaction::logins(args).peekable();
     unit.log_in(unit.request.account);
     // The connection puts the replies of a mixed queue together.
-    let is_mixed = count < queued(args).count();
-    if !is_mixed {
-        cx.out.array(count);
+    if !facts.is_mixed {
+        cx.out.array(facts.parts);
     }
     let mut missed = Vec::new();
     let mut ahead = parts().map(|(part, _)| part);
     for (n, (part, at)) in parts().enumerate() {
-        if n % WARMED == 0 && count > 1 {
+        if n % WARMED == 0 && facts.parts > 1 {
             warm(cx.store, ahead.by_ref().take(WARMED));
         }
         if !missed.is_empty() {
@@ -179,10 +181,13 @@ fn run_queued(
             unit.log_in(account);
         }
         cx.db = part.db;
+        if let (Some(at), Some(key)) = (part.at, part.args.get(1)) {
+            cx.store.hint(key, at);
+        }
         // The user's rights may have changed since the command was queued.
         let admitted = unit.admit_queued(part.command, part.args);
         let is_admitted = admitted.is_ok();
-        let ran = admitted.and_then(|()| unit.run_part(cx, part.command, part.args));
+        let ran = admitted.and_then(|()| unit.run_next_part(cx, part.command, part.args));
         if shows && is_admitted && !part.command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
             unit.effects().show(cx.db, false, part.args);
         }
@@ -202,7 +207,7 @@ fn run_queued(
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),
         }
-        if is_mixed {
+        if facts.is_mixed {
             cx.out.end_piece();
         }
     }

@@ -58,6 +58,8 @@ impl Store {
     /// Ends the unit: its changes belong to the open round.
     pub fn end_unit(&mut self) {
         self.unit.is_open = false;
+        // The key may be one of the unit's arguments, whose memory is about to be freed.
+        self.hint = None;
     }
 
     /// Sets the position in the stream of another server: it is stored in the record with the unit's
@@ -159,6 +161,20 @@ mod tests {
         let mut entry = store.entry_mut(0, key)?;
         entry.value = Value::Str(Str::new(value));
         Ok(())
+    }
+
+    #[test]
+    fn the_hash_of_a_key_is_known_no_longer_than_its_unit() {
+        let mut store = store();
+        let (key, right) = (&b"k"[..], store.at(b"k"));
+        let other = store.at(b"other");
+        for end in [Store::end_unit, |store: &mut Store| store.roll_back(1)] {
+            store.begin_unit();
+            store.hint(key, other);
+            assert_eq!(store.at(key), other);
+            end(&mut store);
+            assert_eq!(store.at(key), right);
+        }
     }
 
     #[test]

@@ -10,6 +10,11 @@ pub struct OwnedArgs {
 }
 
 impl OwnedArgs {
+    /// Creates an empty list with room for so many arguments of so many bytes together.
+    pub fn with_capacity(args: usize, bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), ranges: Vec::with_capacity(args) }
+    }
+
     /// Appends an argument.
     pub fn push(&mut self, arg: &[u8]) {
         let start = self.bytes.len() as u32;
@@ -52,10 +57,7 @@ impl OwnedArgs {
 
 impl From<Args<'_>> for OwnedArgs {
     fn from(args: Args<'_>) -> Self {
-        let mut owned = Self {
-            bytes: Vec::with_capacity(args.iter().map(<[u8]>::len).sum()),
-            ranges: Vec::with_capacity(args.len()),
-        };
+        let mut owned = Self::with_capacity(args.len(), args.iter().map(<[u8]>::len).sum());
         args.iter().for_each(|arg| owned.push(arg));
         owned
     }
