@@ -144,6 +144,8 @@ pub struct Client {
     /// Bytes of its watched keys, subscriptions and prefixes.
     held_bytes: AtomicU64,
     pub commands: AtomicU64,
+    /// Number of commands that its scripts have run, on any thread.
+    scripted: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
     /// Pushes that wait to be written.
@@ -201,6 +203,7 @@ impl Client {
             queued_bytes: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
+            scripted: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             outbox: Outbox::default(),
@@ -317,6 +320,11 @@ impl Client {
         count(&self.commands, commands as u64);
     }
 
+    /// Counts commands that its scripts have run.
+    pub(crate) fn scripts_ran(&self, commands: u64) {
+        self.scripted.fetch_add(commands, Ordering::Relaxed);
+    }
+
     /// Returns the full name of the last command, such as "client|list".
     pub fn last_command(&self) -> &'static str {
         let last = self.last_command.load(Ordering::Relaxed) as usize;
@@ -378,7 +386,8 @@ impl Client {
     pub fn describe(&self, now_ms: u64, runs: bool, line: &mut String) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // A command that has not ended is not counted.
-        let ended = get(&self.commands) - u64::from(runs || self.is(ClientState::BLOCKED));
+        let begun = get(&self.commands) + get(&self.scripted);
+        let ended = begun - u64::from(runs || self.is(ClientState::BLOCKED));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
         let account = self.account();
@@ -502,7 +511,7 @@ impl Client {
         }
     }
 
-    /// Returns true if it may be sent so many bytes of replies at once; otherwise it is closed.
+    /// Returns true if so many bytes of replies may wait for it; otherwise it is closed.
     pub fn may_reply(&self, bytes: usize, limits: &OutputBufferLimits) -> bool {
         let limit = if self.is(ClientState::PUBSUB) { &limits.pubsub } else { &limits.normal };
         let may = limit.hard_bytes == 0 || (bytes as u64) < limit.hard_bytes;

@@ -91,6 +91,8 @@ impl Connection {
             self.serve_penalty().await;
             self.add_pushes(&mut out);
             self.reply(&out).await?;
+            drop(out);
+            self.relieve_unread();
         }
         if let Some(wish) = self.session.sync.take() {
             Box::pin(self.serve_replica(wish)).await?;
@@ -194,6 +196,7 @@ impl Connection {
                     stream: &mut self.stream,
                     buf: &mut self.buf,
                     taken: &mut self.taken,
+                    unread: &mut self.unread,
                 };
                 let mut call = Call {
                     session: &mut self.session,
@@ -224,6 +227,7 @@ impl Connection {
 
     /// Serves the client as a replica, until the connection ends.
     async fn serve_replica(&mut self, wish: SyncWish) -> std::io::Result<()> {
+        self.wire().flush().await?;
         let told = self.session.replica.take().map_or_else(ReplicaWish::default, |told| *told);
         let buf = std::mem::take(&mut self.buf);
         primary::serve(&self.worker, (&mut self.stream, buf), &self.session.client, told, wish)

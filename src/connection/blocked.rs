@@ -31,6 +31,7 @@ impl Connection {
             stream: &mut self.stream,
             buf: &mut self.buf,
             taken: &mut self.taken,
+            unread: &mut self.unread,
         };
         let ended = wire.keep_until(waiting.ended()).await?;
         if ended == Ended::Cancelled(Cancel::Gone) {

@@ -16,6 +16,8 @@ mod replies;
 mod scattered;
 mod step;
 mod turn;
+mod unread;
+mod waiting;
 mod wire;
 mod wrong_port;
 
@@ -44,6 +46,7 @@ use std::time::Duration;
 use step::{Manner, NextStep};
 use tokio::io::ReadBuf;
 use turn::{TURN_BYTES, TurnBudget};
+use unread::Unread;
 use wire::Wire;
 
 /// Reason why the parse loop stops.
@@ -68,6 +71,8 @@ pub struct Connection {
     buf: BytesMut,
     /// Memory charged for `buf`.
     taken: Taken,
+    /// Replies that the client has not read.
+    unread: Unread,
     /// Number of bytes that the client was sent before it authenticated.
     told_stranger: usize,
     turn: TurnBudget,
@@ -92,6 +97,7 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         parser: Parser::new(),
         buf: BytesMut::new(),
         taken: Taken::default(),
+        unread: Unread::default(),
         told_stranger: 0,
         turn: TurnBudget::new(worker.last_ran()),
         busy: Duration::ZERO,
@@ -103,7 +109,7 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         biased;
         () = client.killed() => {}
         // A reset is the client's way to disconnect.
-        _ = connection.run() => {}
+        _ = connection.run_to_end() => {}
     }
     if client.is_too_slow() {
         worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
@@ -112,9 +118,9 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
     worker.node.clients.befriend(&client);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
     let greedy_bytes = client.greedy_bytes();
-    let Connection { mut stream, session, parser, buf, .. } = *connection;
+    let Connection { mut stream, session, parser, buf, unread, .. } = *connection;
     stream.close();
-    drop((buf, session, parser, client));
+    drop((buf, unread, session, parser, client));
     if greedy_bytes != 0 {
         tokio::select! {
             () = worker.node.clients.part(worker.node.clock.now_ms(), greedy_bytes) => {}
@@ -125,6 +131,11 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
 }
 
 impl Connection {
+    async fn run_to_end(&mut self) -> std::io::Result<()> {
+        self.run().await?;
+        self.wire().flush().await
+    }
+
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
             // There may always be something to read.
@@ -181,35 +192,6 @@ impl Connection {
         }
     }
 
-    /// Waits for something to read; sends pushes meanwhile.
-    async fn wait_readable(&mut self) -> std::io::Result<()> {
-        let mut sent = false;
-        loop {
-            let readable = poll_fn(|cx| {
-                let readable = self.stream.poll_readable(cx).map(|ready| ready.map(|()| true));
-                // Commands are read even if there are always more pushes.
-                if sent && readable.is_ready() {
-                    return readable;
-                }
-                match self.session.client.outbox.poll_ready(cx) {
-                    Poll::Ready(()) => Poll::Ready(Ok(false)),
-                    Poll::Pending => {
-                        if readable.is_pending() {
-                            (self.busy, self.moved) = (Duration::ZERO, 0);
-                        }
-                        readable
-                    }
-                }
-            });
-            if readable.await? {
-                return Ok(());
-            }
-            self.moved += self.wire().send_pushes().await?;
-            sent = true;
-            self.give_turn().await;
-        }
-    }
-
     /// Gives other connections a turn if its own is over.
     async fn give_turn(&mut self) {
         if self.busy > TURN || self.moved > TURN_BYTES {
@@ -229,6 +211,7 @@ impl Connection {
             stream: &mut self.stream,
             buf: &mut self.buf,
             taken: &mut self.taken,
+            unread: &mut self.unread,
         }
     }
 
@@ -259,6 +242,7 @@ impl Connection {
             self.add_pushes(&mut out);
             self.reply(&out).await?;
             self.worker.buffers.give_reply_buffer(out.into_buffer());
+            self.relieve_unread();
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {

@@ -35,6 +35,14 @@ impl Connection {
         }
     }
 
+    /// Closes clients if the replies that this one has not read are too much. The buffers of replies that
+    /// are kept have been released before: nobody is closed for them.
+    pub(super) fn relieve_unread(&self) {
+        if !self.unread.is_empty() {
+            self.worker.node.clients.relieve(self.session.client.last_ms());
+        }
+    }
+
     /// Writes replies.
     pub(super) async fn reply(&mut self, out: &Reply) -> std::io::Result<()> {
         let client = &self.session.client;
@@ -52,9 +60,10 @@ impl Connection {
             client.set_greedy();
             return Err(ErrorKind::ConnectionAborted.into());
         }
-        if out.len() > ALWAYS_TAKEN {
+        let unread = self.unread.len() + out.len();
+        if unread > ALWAYS_TAKEN {
             let limits = self.worker.settings().client_output_buffer_limit;
-            if !client.may_reply(out.len(), &limits) {
+            if !client.may_reply(unread, &limits) {
                 return Err(ErrorKind::ConnectionAborted.into());
             }
         }

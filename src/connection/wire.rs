@@ -1,7 +1,11 @@
 //! The socket of a connection: writes replies and pushes, and reads ahead while a command waits.
+//!
+//! Replies that the client does not read yet are kept, up to a bound, and the connection goes on: a
+//! client may send a long pipeline before it reads. Beyond the bound its commands wait.
 
 use super::count;
 use super::turn::TURN_BYTES;
+use super::unread::Unread;
 use crate::clients::{Client, ClientState};
 use crate::large;
 use crate::transport::Stream;
@@ -17,6 +21,7 @@ use std::task::Poll;
 /// Event that ends a wait.
 enum Woken<T> {
     Done(T),
+    Writable,
     Pushes,
     Readable,
 }
@@ -29,6 +34,7 @@ pub(super) struct Wire<'a> {
     pub(super) buf: &'a mut BytesMut,
     /// Memory charged for `buf`.
     pub(super) taken: &'a mut Taken,
+    pub(super) unread: &'a mut Unread,
 }
 
 impl Wire<'_> {
@@ -43,16 +49,22 @@ impl Wire<'_> {
                 if let Poll::Ready(value) = done.as_mut().poll(cx) {
                     return Poll::Ready(Ok(Woken::Done(value)));
                 }
+                if !self.unread.is_empty() {
+                    if let Poll::Ready(ready) = self.stream.poll_writable(cx) {
+                        return Poll::Ready(ready.map(|()| Woken::Writable));
+                    }
+                }
                 if !self.client.is(ClientState::BLOCKED) {
                     return Poll::Pending;
                 }
-                if self.client.outbox.poll_ready(cx).is_ready() {
+                if self.unread.is_empty() && self.client.outbox.poll_ready(cx).is_ready() {
                     return Poll::Ready(Ok(Woken::Pushes));
                 }
                 self.stream.poll_readable(cx).map(|ready| ready.map(|()| Woken::Readable))
             });
             match woken.await? {
                 Woken::Done(value) => return Ok(value),
+                Woken::Writable => moved += self.write_unread()?,
                 Woken::Pushes => moved += self.send_pushes().await?,
                 Woken::Readable => moved += self.read_ahead()?,
             }
@@ -65,6 +77,7 @@ impl Wire<'_> {
 
     /// Writes some pushes, and returns the number of bytes.
     pub(super) async fn send_pushes(&mut self) -> Result<usize> {
+        self.flush().await?;
         let piece = self.client.outbox.take();
         let bytes = piece.copied.len() + piece.shared.len();
         for part in [&*piece.copied, &piece.shared] {
@@ -75,10 +88,49 @@ impl Wire<'_> {
         Ok(bytes)
     }
 
-    /// Writes replies.
+    /// Writes replies, or keeps those that the client does not read yet.
     pub(super) async fn reply(&mut self, out: &[u8]) -> Result<()> {
-        let left = self.try_write(out)?;
+        self.write_unread()?;
+        let left = if self.unread.is_empty() {
+            self.try_write(out)?
+        } else {
+            self.count_written(out);
+            out
+        };
+        if left.is_empty() {
+            return Ok(());
+        }
+        if self.unread.keep(left, self.worker.settings().maxmemory_clients) {
+            self.client.outbox.set_replies(self.unread.memory());
+            return Ok(());
+        }
+        self.flush().await?;
         self.write_rest(left, true).await
+    }
+
+    /// Writes the replies that are kept, as the client reads.
+    pub(super) async fn flush(&mut self) -> Result<()> {
+        while !self.unread.is_empty() {
+            self.stream.writable().await?;
+            self.write_unread()?;
+        }
+        Ok(())
+    }
+
+    /// Writes as many of the kept replies as the socket takes at once, and returns the number of bytes.
+    pub(super) fn write_unread(&mut self) -> Result<usize> {
+        if self.unread.is_empty() {
+            return Ok(0);
+        }
+        match self.stream.try_write(self.unread.bytes()) {
+            Ok(n) => {
+                self.unread.written(n);
+                self.client.outbox.set_replies(self.unread.memory());
+                Ok(n)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes as much as the socket takes at once, usually everything, and returns the rest.
@@ -86,14 +138,18 @@ impl Wire<'_> {
         if out.is_empty() {
             return Ok(out);
         }
-        count(&self.worker.stats().writes, 1);
-        count(&self.client.bytes_out, out.len() as u64);
-        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
+        self.count_written(out);
         match self.stream.try_write(out) {
             Ok(n) => Ok(&out[n..]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(out),
             Err(error) => Err(error),
         }
+    }
+
+    fn count_written(&self, out: &[u8]) {
+        count(&self.worker.stats().writes, 1);
+        count(&self.client.bytes_out, out.len() as u64);
+        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
     }
 
     /// Writes the rest as the client reads; CLIENT LIST shows how much of a reply is left.

@@ -283,6 +283,14 @@ impl Followers {
         Some(StreamFigures { id, first, end, memory, formers })
     }
 
+    /// Returns the memory in bytes of the stream up to the size of the backlog, and that beyond it, which
+    /// replicas that are behind need.
+    pub fn memory(&self, backlog_size: u64) -> (u64, u64) {
+        let memory = lock(&self.stream).as_ref().map_or(0, |stream| stream.backlog.memory());
+        let backlog = if self.all().is_empty() { memory } else { memory.min(backlog_size) };
+        (backlog, memory - backlog)
+    }
+
     /// Returns the bytes of the stream that are in memory, and the offset of the first.
     pub fn held(&self) -> Option<(u64, Vec<u8>)> {
         let stream = lock(&self.stream);

@@ -62,7 +62,8 @@ impl DataSet {
             1 << 63 | u64::from(factor.min(u32::MAX >> 1)) << 32 | u64::from(minutes)
         });
         self.counting.store(counting, Ordering::Relaxed);
-        self.evicts.store(policy != MaxmemoryPolicy::Noeviction, Ordering::Relaxed);
+        let evicts = policy != MaxmemoryPolicy::Noeviction && !settings.import_mode;
+        self.evicts.store(evicts, Ordering::Relaxed);
         self.is_volatile.store(policy.is_volatile(), Ordering::Relaxed);
         self.limit.store(settings.maxmemory, Ordering::Relaxed);
     }

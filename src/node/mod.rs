@@ -34,7 +34,9 @@ pub use parts::{Access, Broadcast, Code, Figures, Ports, Pressure};
 pub use pauses::{ClientPause, PauseReason, Pauses};
 pub use squeeze::Squeeze;
 pub use start::StartFacts;
-pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, WorkerStats};
+pub use stats::{
+    AudienceStats, ByCommand, Counters, EngineStats, LoopStats, StoreStats, WorkerStats,
+};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::acl::{Accounts, DenialLog};
@@ -407,13 +409,18 @@ impl Node {
             store.words.share_plain(&self.followers.feed.plain_removals);
         }
         store.count_accesses(self.health.data_set.counting());
-        if self.pauses.now().is_some()
+        if self.keeps_expired() {
+            store.keep_expired();
+        }
+    }
+
+    /// Returns true if expired keys stay for now.
+    #[inline]
+    pub fn keeps_expired(&self) -> bool {
+        self.pauses.now().is_some()
             || self.health.replica.is_following()
             || self.health.is_unconfirmed()
             || self.imports.load(Ordering::Relaxed)
-        {
-            store.keep_expired();
-        }
     }
 
     /// Returns the receiver of changes to the listening addresses. To be called once.

@@ -137,6 +137,12 @@ pub struct LoopStats {
     pub cycles: AtomicU64,
     /// Time in which it ran tasks, in microseconds.
     pub busy_us: AtomicU64,
+    /// The longest time between two sleeps, in microseconds.
+    pub longest_us: AtomicU64,
+    /// Number of commands that connections have sent between two sleeps, at most.
+    pub most_commands: AtomicU64,
+    /// Time of the periodic work, in microseconds.
+    pub cron_us: AtomicU64,
 }
 
 /// Counters of a worker's hot tier.

@@ -80,6 +80,18 @@ impl Stream {
         }
     }
 
+    /// Resolves when [`try_write`](Self::try_write) may succeed.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    pub fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_write_ready(cx),
+            Self::Unix(stream) => stream.poll_write_ready(cx),
+            Self::Tls(stream) => stream.tcp().poll_write_ready(cx),
+        }
+    }
+
     /// Waits until [`try_write`](Self::try_write) may succeed.
     ///
     /// # Errors

@@ -51,6 +51,8 @@ pub struct Effects {
     pub(crate) tallies: BTreeMap<usize, Tally>,
     /// Number of the parts' errors by code.
     pub(crate) errors: BTreeMap<String, u64>,
+    /// Number of commands that scripts have run.
+    pub(crate) scripted: u64,
     /// True if an error of the running command is counted, but not yet that the command failed.
     pub(crate) error_counted: bool,
     /// True if it is EXEC, and has run nothing, because a watched key has changed.

@@ -233,7 +233,9 @@ impl Unit<'_> {
         self.part_ns.set(took.as_nanos() as u64);
         let reply_bytes = failed.map_or(cx.out.len().saturating_sub(mark), <[u8]>::len);
         let cost = CommandCost { took, reply_bytes };
-        self.effects().ran(command, args, cost, failed, self.settings);
+        let mut effects = self.effects();
+        effects.scripted += u64::from(cx.in_script);
+        effects.ran(command, args, cost, failed, self.settings);
         if failed.is_some() {
             cx.out.truncate(mark);
         }

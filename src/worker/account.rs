@@ -9,6 +9,7 @@ use crate::traces;
 use crate::unit::Effects;
 use flagstone_storage::latency::LATENCY;
 use flagstone_wire::resp::Args;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A command that has run.
@@ -75,6 +76,12 @@ impl Worker {
         settings: &Settings,
     ) {
         self.stats().ran_parts(&effects.tallies, &effects.errors);
+        if effects.scripted > 0 {
+            self.stats().commands.fetch_add(effects.scripted, Ordering::Relaxed);
+            if let Some(client) = self.node.clients.get(client) {
+                client.scripts_ran(effects.scripted);
+            }
+        }
         self.log_parts(effects, client);
         effects.log_denials(&self.node, command, client, settings);
         effects.tell_monitors(&self.node, client, settings);

@@ -14,7 +14,7 @@ use flagstone_wire::client_memory::CLIENTS;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of times that the cron runs each second.
 pub const CRON_HZ: u32 = 10;
@@ -40,6 +40,7 @@ impl Worker {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
+            let began = Instant::now();
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
@@ -54,7 +55,18 @@ impl Worker {
                 self.turn_clients_away();
                 self.sample_rates();
             }
+            self.upkeep.turns.cron_ran(began.elapsed());
         }
+    }
+
+    /// Notes that the thread has woken.
+    pub(super) fn begin_loop(&self) {
+        self.upkeep.turns.wakes(self.stats().commands.load(Ordering::Relaxed));
+    }
+
+    /// Notes that the thread has nothing more to do.
+    pub(super) fn end_loop(&self) {
+        self.upkeep.turns.sleeps(self.stats().commands.load(Ordering::Relaxed));
     }
 
     /// Closes connections that were idle for longer than `timeout`, except those that are blocked
@@ -142,6 +154,10 @@ impl Worker {
         let [cycles, busy_us] = self.upkeep.turns.since_reset();
         self.stats().turns.cycles.store(cycles, Ordering::Relaxed);
         self.stats().turns.busy_us.store(busy_us, Ordering::Relaxed);
+        let [longest_us, cron_us, most_commands] = self.upkeep.turns.extremes();
+        self.stats().turns.longest_us.store(longest_us, Ordering::Relaxed);
+        self.stats().turns.cron_us.store(cron_us, Ordering::Relaxed);
+        self.stats().turns.most_commands.store(most_commands, Ordering::Relaxed);
     }
 
     /// Resets the store's counters (CONFIG RESETSTAT).

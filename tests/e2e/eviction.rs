@@ -359,3 +359,21 @@ fn a_key_that_is_made_again_begins_with_the_first_count_of_accesses() {
     run(&["GET", "k"]);
     assert_eq!(freq(), 6, "the first access always counts");
 }
+
+#[test]
+fn in_the_import_mode_no_key_is_evicted() {
+    let server = Server::start(&[]);
+    let mut client = server.client();
+    run(&mut client, &["SET", "key", "value"]);
+    set(&mut client, "import-mode", "yes");
+    set(&mut client, "maxmemory-policy", "allkeys-lru");
+    set(&mut client, "maxmemory", "1");
+    let refused = redis::cmd("SET").arg("other").arg("value").query::<()>(&mut client);
+    assert!(refused.expect_err("it is full").to_string().contains("OOM"));
+    assert_eq!(number(&mut client, &["DBSIZE"]), 1);
+    set(&mut client, "import-mode", "no");
+    let deadline = Instant::now() + PATIENCE;
+    while number(&mut client, &["DBSIZE"]) != 0 {
+        assert!(Instant::now() < deadline, "the key stays");
+    }
+}

@@ -244,3 +244,25 @@ fn in_the_import_mode_keys_do_not_expire_and_their_source_sees_them() {
     let refused = redis::cmd("CLIENT").arg(&["IMPORT-SOURCE", "ON"]).query::<()>(&mut source);
     assert!(refused.expect_err("refused").to_string().contains("not in import mode"));
 }
+
+#[test]
+fn a_random_key_may_have_expired_while_expired_keys_stay() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    let random = |client: &mut redis::Connection| -> Option<String> {
+        redis::cmd("RANDOMKEY").query(client).expect("a key or none")
+    };
+    let () = redis::cmd("SET").arg(&["gone", "v", "PX", "3"]).query(&mut client).expect("SET");
+    let () = redis::cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).query(&mut client).expect("OK");
+    std::thread::sleep(Duration::from_millis(10));
+    if dbsize(&mut client) == 1 {
+        assert_eq!(random(&mut client).as_deref(), Some("gone"));
+    }
+    let () = redis::cmd("CLIENT").arg("UNPAUSE").query(&mut client).expect("OK");
+    let () = redis::cmd("SET").arg(&["here", "v"]).query(&mut client).expect("SET");
+    for _ in 0..10 {
+        assert_eq!(random(&mut client).as_deref(), Some("here"));
+    }
+    let () = redis::cmd("DEL").arg("here").query(&mut client).expect("DEL");
+    assert_eq!(random(&mut client), None);
+}

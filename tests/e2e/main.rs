@@ -64,6 +64,7 @@ mod tracking;
 mod transactions;
 mod undeclared;
 mod unmounted;
+mod unread;
 mod upgrade;
 mod whole;
 mod zsets;

@@ -437,3 +437,36 @@ fn check_tells_the_sizes_of_all_keys() {
     assert_eq!(sizes, wanted, "{shown}");
     assert_eq!(done(&["check", "--dir", &data]).lines().count(), 1);
 }
+
+#[test]
+fn commands_of_scripts_count_and_single_turns_of_the_workers_are_shown() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        let counts = |client: &mut Connection| -> [u64; 2] {
+            let figure = |text: String, name: &str| -> u64 {
+                let (_, rest) = text.split_once(name).expect("a field");
+                let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+                digits.parse().expect("a number")
+            };
+            let all = figure(text(client, "INFO stats"), "total_commands_processed:");
+            [figure(text(client, "CLIENT INFO"), "tot-cmds="), all]
+        };
+        let before = counts(&mut client);
+        let script = "for n=1,5,1 do redis.call('INCR',KEYS[1]) end";
+        let mut eval = redis::cmd("EVAL");
+        let () = eval.arg(script).arg(1).arg("n").query(&mut client).expect("it runs");
+        let after = counts(&mut client);
+        // EVAL, and the two commands that ask.
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [5 + 3, 5 + 3], "{workers}");
+        std::thread::sleep(Duration::from_millis(250));
+        let debug = text(&mut client, "INFO debug");
+        for name in ["duration_cron_sum", "duration_max", "cmd_per_cycle_max"] {
+            let line =
+                debug.lines().find_map(|line| line.strip_prefix("eventloop_")?.strip_prefix(name));
+            let value: u64 = line.and_then(|line| line[1..].parse().ok()).expect(name);
+            assert!(value > 0, "{name}: {debug}");
+        }
+        assert!(!text(&mut client, "INFO everything").contains("eventloop_duration_max"));
+    }
+}

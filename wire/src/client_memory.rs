@@ -59,6 +59,13 @@ impl Account {
         limit != 0 && self.taken.load(Ordering::Relaxed) > limit
     }
 
+    /// Returns true if so many bytes more would leave half of the limit of all free.
+    #[must_use]
+    pub fn is_half_free(&self, more: usize) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit == 0 || self.taken.load(Ordering::Relaxed).saturating_add(more) <= limit / 2
+    }
+
     fn change(&self, before: usize, now: usize) {
         if now >= before {
             self.taken.fetch_add(now - before, Ordering::Relaxed);
@@ -163,6 +170,7 @@ mod tests {
         assert!(!account.try_change(0, 30, usize::MAX), "there is no more");
         assert!(account.try_change(100, 90, usize::MAX), "what gets smaller always fits");
         account.change(90, 0);
+        assert!(account.is_half_free(50) && !account.is_half_free(51));
         assert!(!account.is_over() && account.try_change(0, 100, usize::MAX));
     }
 

@@ -138,7 +138,11 @@ fn keys<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `RANDOMKEY`
 fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        match random_key(dbs).await? {
+        let key = match random_key(dbs).await? {
+            None if dbs.worker.node.keeps_expired() => expired_key(dbs).await?,
+            key => key,
+        };
+        match key {
             Some(key) => dbs.out.bulk(&key),
             None => dbs.out.null(),
         }
@@ -159,6 +163,20 @@ async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, CallStop> 
         return Ok(None);
     }
     Ok(Some(keys.swap_remove(rand::random_range(0..keys.len())).key))
+}
+
+/// Returns a key of a database whose keys have all expired. While such keys stay (on a replica, in a
+/// pause, in the import mode), DBSIZE counts them.
+async fn expired_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, CallStop> {
+    let mut next = Some(Cursor::START);
+    while let Some(at) = next {
+        let (mut keys, on) = dbs.page(at, 1).await?;
+        if let Some(key) = keys.pop() {
+            return Ok(Some(key.key));
+        }
+        next = on;
+    }
+    Ok(None)
 }
 
 /// Returns at most `limit` keys that exist, from a cursor on, continuing at the start behind the

@@ -52,7 +52,8 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let syncs = ["appendfsync", "repl-ack"].iter().any(|name| change.changed.contains(name));
         let gathers = change.changed.contains(&"journal-commit-window-ms");
         let password = change.changed.contains(&"requirepass");
-        let limits = change.changed.iter().any(|name| name.starts_with("maxmemory"));
+        let limits = (change.changed.iter())
+            .any(|name| name.starts_with("maxmemory") || *name == "import-mode");
         node.config.commit(change);
         if password {
             let settings = node.config.settings();

@@ -63,13 +63,15 @@ fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
     let dataset: u64 =
         node.figures.stats.iter().map(|stats| stats.store.hot_bytes.load(Ordering::Relaxed)).sum();
     let clients: u64 = node.clients.all().iter().map(|client| client.memory()).sum();
+    let kept = node.config.settings().repl_backlog_size as u64;
+    let (backlog, for_slow) = node.followers.memory(kept);
     let share = |part: u64, whole: u64| Ratio(part as f64 * 100.0 / whole.max(1) as f64);
     vec![
         ("peak.allocated", Number(memory.peak)),
         ("total.allocated", Number(memory.resident)),
         ("startup.allocated", Number(0)),
-        ("replication.backlog", Number(0)),
-        ("clients.slaves", Number(0)),
+        ("replication.backlog", Number(backlog)),
+        ("clients.slaves", Number(for_slow)),
         ("clients.normal", Number(clients)),
         ("cluster.links", Number(0)),
         ("aof.buffer", Number(0)),

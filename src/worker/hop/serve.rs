@@ -17,24 +17,26 @@ use std::time::Instant;
 pub(super) const LOOKS: usize = 4;
 
 thread_local! {
-    /// The worker of this thread, if there are several.
+    /// The worker of this thread.
     static HERE: RefCell<Option<Rc<Worker>>> = const { RefCell::new(None) };
 }
 
 /// Sets the worker that the runtime of this thread serves. `waker` ends the thread's sleep.
 pub(crate) fn set_here(worker: Option<&Rc<Worker>>, waker: &Waker) {
-    let several = worker.filter(|worker| worker.peers.exchange.workers() > 1);
-    if let Some(worker) = several {
+    if let Some(worker) = worker.filter(|worker| worker.has_peers()) {
         worker.peers.exchange.set_waker(worker.id, waker.clone());
     }
-    HERE.set(several.cloned());
+    HERE.set(worker.cloned());
 }
 
 /// Serves the exchange before the thread sleeps, and lets it sleep if there are no letters.
 pub(crate) fn before_park() {
     HERE.with_borrow(|here| {
         if let Some(worker) = here {
-            worker.before_sleep();
+            if worker.has_peers() {
+                worker.before_sleep();
+            }
+            worker.end_loop();
         }
     });
 }
@@ -43,6 +45,10 @@ pub(crate) fn before_park() {
 pub(crate) fn after_unpark() {
     HERE.with_borrow(|here| {
         if let Some(worker) = here {
+            worker.begin_loop();
+            if !worker.has_peers() {
+                return;
+            }
             let exchange = &worker.peers.exchange;
             exchange.woken(worker.id);
             if !exchange.is_silent(worker.id) {
@@ -61,6 +67,11 @@ pub(crate) type HeldParcels = RefCell<VecDeque<HeldParcel>>;
 pub(crate) struct HeldParcel(Incoming);
 
 impl Worker {
+    /// Returns true if there are other workers.
+    fn has_peers(&self) -> bool {
+        self.peers.exchange.workers() > 1
+    }
+
     fn before_sleep(self: &Rc<Self>) {
         for _ in 0..LOOKS {
             let rests = self.exchange();

@@ -44,7 +44,11 @@ const SECTIONS: &[(&str, bool)] = &[
     ("store", true),
     ("client_memory", true),
     ("shards", false),
+    ("debug", false),
 ];
+
+/// The section that INFO shows by its name only.
+const ON_REQUEST: &str = "debug";
 
 /// Fields of section "stats" that count mechanisms which this server does not have.
 const ABSENT: [&str; 15] = [
@@ -103,7 +107,7 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
     SECTIONS
         .iter()
         .filter(|(name, shown)| {
-            everything
+            (everything && *name != ON_REQUEST)
                 || (defaults && *shown)
                 || asked(name)
                 || (*name == "modules" && asked("module_list"))
@@ -173,6 +177,7 @@ impl Page<'_> {
             "store" => self.store(),
             "client_memory" => self.client_memory(),
             "shards" => self.shards(),
+            "debug" => self.debug(),
             _ => {}
         }
     }
@@ -318,7 +323,7 @@ impl Page<'_> {
             ("number_of_libraries", &libraries.iter().len()),
             ("used_memory_functions", &libraries.bytes()),
         ]);
-        let backlog = self.node.followers.figures().map_or(0, |stream| stream.memory);
+        let (backlog, for_slow) = self.node.followers.memory(settings.repl_backlog_size as u64);
         self.sized("used_memory_scripts", (script_bytes + libraries.bytes()) as u64);
         self.sized("maxmemory", settings.maxmemory);
         self.fields(&[
@@ -331,9 +336,9 @@ impl Page<'_> {
             ("mem_not_counted_for_evict", &0),
             ("mem_overhead_db_hashtable_rehashing", &0),
             ("mem_replication_backlog", &backlog),
-            ("mem_total_replication_buffers", &backlog),
+            ("mem_total_replication_buffers", &(backlog + for_slow)),
             ("mem_replica_full_sync_buffer", &0),
-            ("mem_clients_slaves", &0),
+            ("mem_clients_slaves", &for_slow),
             ("mem_clients_normal", &clients),
             ("mem_cluster_links", &0),
             ("mem_aof_buffer", &0),

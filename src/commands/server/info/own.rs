@@ -1,6 +1,7 @@
 //! The section of INFO that is our own.
 
 use super::Page;
+use crate::node::LoopStats;
 use flagstone_storage::engine::EngineFigures;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,6 +37,21 @@ impl Packing {
 }
 
 impl Page<'_> {
+    /// Writes figures about single turns of the workers' threads.
+    pub(super) fn debug(&mut self) {
+        let max = |of: fn(&LoopStats) -> &AtomicU64| {
+            let all = self.node.figures.stats.iter().map(|s| of(&s.turns).load(Ordering::Relaxed));
+            all.max().unwrap_or(0)
+        };
+        let (longest_us, most_commands) = (max(|s| &s.longest_us), max(|s| &s.most_commands));
+        self.fields(&[
+            ("eventloop_duration_aof_sum", &0),
+            ("eventloop_duration_cron_sum", &self.sum(|s| &s.turns.cron_us)),
+            ("eventloop_duration_max", &longest_us),
+            ("eventloop_cmd_per_cycle_max", &most_commands),
+        ]);
+    }
+
     /// The server's part in a cluster.
     pub(super) fn membership(&mut self) {
         let Some(cluster) = &self.node.cluster else { return };

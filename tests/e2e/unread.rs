@@ -1,0 +1,120 @@
+//! Replies that a client has not read: some are kept for it, so that it may send much before it reads,
+//! and its commands wait for more, unless `maxmemory-clients` asks for it to be closed.
+
+use super::Server;
+use super::blind::{info, run};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Length of the value of the key `k`, and of the reply to GET.
+const VALUE: usize = 10_000;
+const REPLY: usize = VALUE + "$10000\r\n\r\n".len();
+
+/// Starts a server that has the key `k`.
+fn start(options: &[&str]) -> Server {
+    let server = Server::start(options);
+    run(&mut server.client(), &["SET", "k", &"v".repeat(VALUE)]);
+    server
+}
+
+/// Returns a connection that gives up after some time.
+fn connect(server: &Server) -> TcpStream {
+    let socket = server.socket();
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    socket.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    socket
+}
+
+/// Returns the bytes of unread replies of all clients `lazy`.
+fn unread(client: &mut redis::Connection) -> u64 {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
+    let lazy = list.lines().filter(|line| line.contains(" name=lazy "));
+    let fields = lazy.filter_map(|line| line.split(' ').find_map(|it| it.strip_prefix("omem=")));
+    fields.map(|bytes| bytes.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn a_client_may_send_much_before_it_reads() {
+    for workers in ["1", "2"] {
+        let server = start(&["--workers", workers, "--shards", "2"]);
+        let mut socket = connect(&server);
+        // More replies than the sockets hold, then more commands than they hold.
+        let (gets, sets) = (1200, 24_000);
+        let mut commands = b"GET k\r\n".repeat(gets);
+        let set = format!("*3\r\n$3\r\nSET\r\n$1\r\nx\r\n$1000\r\n{}\r\n", "w".repeat(1000));
+        commands.extend(set.into_bytes().repeat(sets));
+        socket.write_all(&commands).expect("all is taken before anything is read");
+        let mut replies = vec![0; gets * REPLY + sets * "+OK\r\n".len()];
+        socket.read_exact(&mut replies).expect("all replies");
+        assert!(replies.ends_with(&b"+OK\r\n".repeat(sets)), "{workers}");
+        assert!(replies.starts_with(b"$10000\r\nvvv"), "{workers}");
+    }
+}
+
+#[test]
+fn the_last_replies_come_although_the_client_has_sent_its_end() {
+    let server = start(&[]);
+    for last in ["", "QUIT\r\n"] {
+        let mut socket = connect(&server);
+        socket.write_all(&b"GET k\r\n".repeat(1200)).expect("sent");
+        socket.write_all(last.as_bytes()).expect("sent");
+        socket.shutdown(std::net::Shutdown::Write).expect("the end is sent");
+        std::thread::sleep(Duration::from_millis(300));
+        let mut replies = Vec::new();
+        socket.read_to_end(&mut replies).expect("all replies");
+        let end = if last.is_empty() { 0 } else { "+OK\r\n".len() };
+        assert_eq!(replies.len(), 1200 * REPLY + end, "{last}");
+    }
+}
+
+#[test]
+fn commands_wait_when_enough_is_unread_and_nobody_is_closed() {
+    let server = start(&["--memory-budget", "64mb"]);
+    let mut client = server.client();
+    let mut lazy: Vec<TcpStream> = (0..4).map(|_| connect(&server)).collect();
+    for socket in &mut lazy {
+        socket.write_all(b"CLIENT SETNAME lazy\r\n").expect("sent");
+        socket.write_all(&b"GET k\r\n".repeat(4000)).expect("sent");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while unread(&mut client) < 8 << 20 {
+        assert!(Instant::now() < deadline, "nothing is kept");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Longer than the time between two looks at the memory of clients.
+    std::thread::sleep(Duration::from_millis(1500));
+    let taken = info(&mut client, "mem_clients_normal").parse::<u64>().expect("a number");
+    assert!(taken <= 24 << 20, "half of 32 MiB, and what is being written: {taken}");
+    assert_eq!(info(&mut client, "evicted_clients"), "0");
+    for socket in &mut lazy {
+        let mut replies = vec![0; "+OK\r\n".len() + 4000 * REPLY];
+        socket.read_exact(&mut replies).expect("all replies");
+    }
+}
+
+#[test]
+fn with_a_limit_for_clients_one_that_does_not_read_is_closed() {
+    let server = start(&["--maxmemory-clients", "3mb"]);
+    let mut client = server.client();
+    let mut lazy = connect(&server);
+    lazy.write_all(b"CLIENT SETNAME lazy\r\n").expect("sent");
+    let deadline = Instant::now() + PATIENCE;
+    let mut most = 0;
+    loop {
+        match lazy.write_all(&b"GET k\r\n".repeat(20)) {
+            Ok(()) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                break;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        most = most.max(unread(&mut client));
+        assert!(Instant::now() < deadline, "it stays, with {most} bytes");
+    }
+    assert!(most <= 8 << 20, "it had {most} bytes");
+    assert_eq!(info(&mut client, "evicted_clients"), "1");
+}
