@@ -49,10 +49,10 @@ impl Wire<'_> {
                 if let Poll::Ready(value) = done.as_mut().poll(cx) {
                     return Poll::Ready(Ok(Woken::Done(value)));
                 }
-                if !self.unread.is_empty() {
-                    if let Poll::Ready(ready) = self.stream.poll_writable(cx) {
-                        return Poll::Ready(ready.map(|()| Woken::Writable));
-                    }
+                if !self.unread.is_empty()
+                    && let Poll::Ready(ready) = self.stream.poll_writable(cx)
+                {
+                    return Poll::Ready(ready.map(|()| Woken::Writable));
                 }
                 if !self.client.is(ClientState::BLOCKED) {
                     return Poll::Pending;
