@@ -170,8 +170,16 @@ mod tests {
         assert!(!account.try_change(0, 30, usize::MAX), "there is no more");
         assert!(account.try_change(100, 90, usize::MAX), "what gets smaller always fits");
         account.change(90, 0);
-        assert!(account.is_half_free(50) && !account.is_half_free(51));
         assert!(!account.is_over() && account.try_change(0, 100, usize::MAX));
+    }
+
+    #[test]
+    fn half_is_free_without_a_limit_or_with_less_than_half_of_it() {
+        let account = Account::new();
+        assert!(account.is_half_free(usize::MAX));
+        account.set_limit(Limit { all: 100, single: 1000 });
+        account.change(0, 30);
+        assert!(account.is_half_free(20) && !account.is_half_free(21));
     }
 
     #[test]
