@@ -88,7 +88,8 @@ fn replies_of_other_workers_wait_for_their_reader() {
         socket.write_all(&get.repeat(100)).expect("sent");
     }
     let grown = peak_beside(&server, Duration::from_secs(2)).saturating_sub(before);
-    assert!(grown < 160 << 20, "the memory grew by {grown} bytes");
+    // Of the 1600 MiB, 16 MiB are kept for each client; some more are being written.
+    assert!(grown < 224 << 20, "the memory grew by {grown} bytes");
 }
 
 #[test]
