@@ -1,7 +1,7 @@
 //! Shutdown of the server: its request, and the coordinators for which it waits.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
 /// Mode of a requested shutdown.
@@ -41,6 +41,7 @@ pub struct Ending {
     /// Number of workers whose connections have ended.
     quiet_workers: AtomicUsize,
     stopping: watch::Sender<Stopping>,
+    failure: OnceLock<String>,
 }
 
 impl Ending {
@@ -51,6 +52,7 @@ impl Ending {
             coordinators: Arc::default(),
             quiet_workers: AtomicUsize::new(0),
             stopping: watch::channel(Stopping::default()).0,
+            failure: OnceLock::new(),
         }
     }
 
@@ -101,6 +103,17 @@ impl Ending {
             stopping.wish = Some(request);
             stopping.ends = true;
         });
+    }
+
+    /// Begins the end of the node because of a failure, which the exit status tells.
+    pub fn fail(&self, why: &str) {
+        self.failure.get_or_init(|| why.to_owned());
+        self.end(ShutdownRequest { now: true });
+    }
+
+    /// Returns the failure that has ended the node, if one has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
     }
 
     /// Begins the end that was asked for; `None` if that was taken back.

@@ -293,6 +293,7 @@ impl Worker {
     ) {
         // The runtime may be shutting down.
         let Ok(scanned) = self.node.background.spawn(scan).await else { return };
+        self.split_ended(stay.shard).await;
         if !self.is_here(stay) {
             return;
         }
@@ -464,6 +465,7 @@ impl Worker {
             let Some(plan) = plan else { return true };
             let (due, rest) = match self.node.background.spawn(plan.run()).await {
                 Ok(Ok(found)) => found,
+                Ok(Err(_)) if self.passes.splitting.get() == Some(id) => return false,
                 Ok(Err(error)) => {
                     self.tell_unreadable(&format!("the expiry index of shard {id}"), &error);
                     return false;

@@ -8,7 +8,6 @@
 use super::Worker;
 use super::materialise::Passes;
 use crate::command::Patience;
-use crate::node::ShutdownRequest;
 use flagstone_storage::directory::{ShardSplitter, SplitError};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::partition::Stay;
@@ -33,6 +32,10 @@ const HELD: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
 
 const NOT_HERE: &str = "the shard is not here";
+
+const ENDING: &str = "the server is shutting down";
+
+const NOT_STORED: &str = "its rows cannot be stored in time: the disk is full, or busy";
 
 /// Why nothing waits behind a long script.
 const SCRIPT: &str = "a script or a function runs: end it first, or wait";
@@ -67,6 +70,9 @@ impl Worker {
             let is_crowded = self.level0_of(shard).is_some_and(|part| part > CROWDED);
             if flushed.is_none_or(|lsn| lsn >= end) && !is_crowded {
                 return Ok(());
+            }
+            if self.is_ending() {
+                return Err(ENDING.into());
             }
             if begun.elapsed() > AHEAD {
                 return match is_crowded {
@@ -127,9 +133,9 @@ impl Worker {
             if is_flushed && !self.has_job(stay) {
                 return Ok(());
             }
-            if begun.elapsed() > HELD {
+            if self.is_ending() || begun.elapsed() > HELD {
                 self.urge_flush(stay.shard, 0);
-                return Err(format!("its rows are not stored within {} s", HELD.as_secs()));
+                return Err(if self.is_ending() { ENDING } else { NOT_STORED }.into());
             }
             tokio::time::sleep(POLL).await;
         }
@@ -149,7 +155,7 @@ impl Worker {
             Ok(Err(SplitError::CalledOff(error))) => return Err(format!("{error:#}")),
             Ok(Err(error @ SplitError::Unknown(_))) => return Err(self.end(&error.to_string())),
             // The runtime is shutting down.
-            Err(_) => return Err("the server is shutting down".into()),
+            Err(_) => return Err(ENDING.into()),
         };
         let engine = upper.engine().clone();
         self.node.give_shard(plan.into, self.id);
@@ -163,10 +169,15 @@ impl Worker {
         Ok(())
     }
 
+    /// Returns true if the server ends: nothing more is flushed then.
+    fn is_ending(&self) -> bool {
+        self.is_stopping() || self.node.ending.is_ending()
+    }
+
     /// Ends the server: `flagstone.json` names two shards, or may do so, and this process has one.
     fn end(&self, why: &str) -> String {
         tracing::error!("a shard was split, and cannot be served as two: the server ends: {why}");
-        self.node.ending.end(ShutdownRequest { now: true });
+        self.node.ending.fail(why);
         format!("the server ends: {why}")
     }
 

@@ -1,7 +1,7 @@
 //! Shards of a single server that are split while clients use them.
 
 use super::Server;
-use super::checkpoints::done;
+use super::checkpoints::{done, run};
 use super::servers::until;
 use redis::{Commands, Connection, RedisResult, cmd};
 use std::collections::BTreeSet;
@@ -202,14 +202,74 @@ fn remains_of_a_split_are_removed_and_an_older_description_is_refused() {
     put_back(&dir, &earlier);
     let refused = server.refused(OPTIONS);
     assert!(refused.contains("shard-2 is there, but flagstone.json has 2 shards"), "{refused}");
+    let checked = run(&["check", "--dir", dir.to_str().expect("a path")]);
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(!checked.status.success() && said.contains("shard-2 is there"), "{said}");
+    let refused = |server: &Server, text: &str| {
+        let refused = split(&mut server.client(), &["0"]).unwrap_err().to_string();
+        assert!(refused.contains(text), "{refused}");
+    };
     let mark = dir.join("shard-2/unfinished");
     fs::write(&mark, "").expect("marked");
     put_back(&dir, &newer);
+    // Neither a new directory that has no name yet, nor one that was being removed.
+    let nameless = dir.join("splitting");
+    fs::create_dir_all(nameless.join("db")).expect("made");
     server.restart();
     check(&mut server.client(), 1);
     assert!(!mark.exists(), "a kill may come right behind the split");
+    assert!(!nameless.exists());
+    let other = dir.join("shard-3");
+    fs::create_dir_all(other.join("db")).expect("made");
+    refused(&server, "shard-3 is there, but flagstone.json does not name it");
+    assert!(other.join("db").exists(), "it is somebody else's");
+    check(&mut server.client(), 1);
+    fs::write(other.join("unfinished"), "").expect("marked");
     assert_eq!(split(&mut server.client(), &["2"]), Ok(3));
     check(&mut server.client(), 1);
+}
+
+#[test]
+fn a_server_that_ends_does_not_wait_for_a_split() {
+    let mut server = Server::start(OPTIONS);
+    for round in 0..4 {
+        fill(&mut server.client());
+        let mut client = server.client();
+        thread::scope(|scope| {
+            let splitting = scope.spawn(move || split(&mut client, &["0"]));
+            thread::sleep(Duration::from_millis(15 * round));
+            server.stop();
+            // It may have been split before.
+            let _ = splitting.join();
+        });
+        assert!(!server.log().contains("did not end in time"), "{}", server.log());
+        server.restart();
+        check(&mut server.client(), 1);
+    }
+}
+
+#[test]
+fn data_of_shards_that_were_split_becomes_a_clusters() {
+    let mut server = Server::start(OPTIONS);
+    fill(&mut server.client());
+    for shard in ["0", "1", "2"] {
+        split(&mut server.client(), &[shard]).expect("split");
+    }
+    server.stop();
+    let root = server.dir().display();
+    let (dir, to) = (format!("{root}/data"), format!("{root}/backups"));
+    let store = format!("bucket+file://{root}/bucket");
+    done(&["backup", "--dir", &dir, "--to", &to, "--stopped"]);
+    done(&["restore", "--from", &to, "--to", &store]);
+    let mut single = Server::start(&["--store", &store]);
+    for n in 0..3 {
+        let _: usize = single.client().incr(format!("{{key:{n}}}later"), 1).expect("stored");
+    }
+    single.kill();
+    let said = done(&["cluster", "convert", "--store", &store]);
+    assert!(said.contains(&format!("{} keys, 5 shards", KEYS + 3)), "{said}");
+    let map = done(&["cluster", "status", "--store", &store]);
+    assert!(map.contains("2      4096-6143"), "{map}");
 }
 
 #[test]

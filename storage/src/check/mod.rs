@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::control::Generations;
 use crate::directory::{
     Directory, Location, Manifest, check_salt, check_shards, identity_problems, lock_all,
-    manifest_of, peek_controls,
+    manifest_of, peek_controls, unnamed_shards,
 };
 use crate::journal::{
     BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
@@ -99,6 +99,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let manifest = manifest_of(store).await?;
     let layout = manifest.layout();
     let _locks = lock_all(store, location.journal.as_ref())?;
+    let unnamed = store.dir().map(|dir| unnamed_shards(dir, &manifest)).transpose()?;
     let before = state_of(location, &layout).await?;
     let branch = store.join(CHECKING);
     remove_tree(&branch).await?;
@@ -106,6 +107,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let sizes = Mutex::default();
     let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero(), sizes };
     let mut report = Report { shards: layout.shards(), ..Report::default() };
+    unnamed.iter().flatten().for_each(|problem| findings.problem(problem));
     match check_journal(location, &manifest, &findings).await {
         Ok(records) => report.records = records,
         Err(error) => findings.problem(format!("journal: {error:#}")),

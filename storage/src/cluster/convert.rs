@@ -118,8 +118,9 @@ impl ClusterConversion {
         if !found.is_begun {
             self.end_single_server(clock).await?;
         }
-        let lease = self.give_to_cluster().await?.lease();
+        // From then on the map has the slots of the shards.
         let contents = Contents::of_engines(&self.options.store, &self.manifest().await?).await?;
+        let lease = self.give_to_cluster().await?.lease();
         Ok(ConvertibleData {
             lease,
             keys: contents.keys(),

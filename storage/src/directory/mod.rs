@@ -56,6 +56,7 @@ pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;
 pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
 use splitting::end_splits;
+pub(crate) use splitting::unnamed_shards;
 pub use splitting::{ShardSplitter, SplitError};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,8 @@
 //! Everything of the shard is in its engine, which is closed. The new shard's directory gets hard links to
 //! the files with rows, which are never written again, and a copy of the manifest that lists them; so nothing
 //! is copied, and no directory depends on another. `unfinished` in it marks it until `flagstone.json` names
-//! the slots of all shards: that write makes the one shard two. Rows of the other one's slots do not count in
+//! the slots of all shards: that write makes the one shard two. It gets its name with that mark, and loses it
+//! before the mark: until then, or from then on, it is `splitting`. Rows of the other one's slots do not count in
 //! either of them ([`OwnSlots`](crate::engine::OwnSlots)), and are gone once all files of that time are merged.
 
 use super::engines::{EngineOpener, share};
@@ -17,8 +18,11 @@ use crate::shard::Shard;
 use crate::slot::SplitPlan;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Name of the directory of a new shard while it has no mark.
+const SPLITTING: &str = "splitting";
 
 /// Reason why a shard was not split.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +73,11 @@ impl ShardSplitter {
         let dir = self.store.dir().context("a local directory");
         let dir = dir.map_err(SplitError::CalledOff)?;
         let home = dir.join(ShardHome::at_creation(plan.into).name());
+        vacate(dir, &home).map_err(SplitError::CalledOff)?;
         let made = self.make(engine, plan, &home).await;
         let (shard, manifest) = match made {
             Ok(made) => made,
-            Err(error) => return Err(self.call_off(&home, None, error).await),
+            Err(error) => return Err(call_off(dir, &home, None, error).await),
         };
         if let Err(error) = manifest.replace_local(dir) {
             let is_named = Manifest::read(&self.store).await;
@@ -80,29 +85,13 @@ impl ShardSplitter {
             if is_named {
                 return Err(SplitError::Unknown(error));
             }
-            return Err(self.call_off(&home, Some(&shard), error).await);
+            return Err(call_off(dir, &home, Some(&shard), error).await);
         }
         if let Err(error) = finish(&home) {
             // The next start removes the mark.
             tracing::warn!(shard = plan.into, "the mark of a split stays: {error:#}");
         }
         Ok(shard)
-    }
-
-    /// Removes the files of a split that failed; the next start removes those that cannot be removed now.
-    async fn call_off(
-        &self,
-        home: &Path,
-        made: Option<&Shard>,
-        error: anyhow::Error,
-    ) -> SplitError {
-        if let Some(shard) = made {
-            let _ = shard.engine().close().await;
-        }
-        if let Err(left) = remove_dir(home) {
-            tracing::warn!("files are left of a split that failed: {left:#}");
-        }
-        SplitError::CalledOff(error)
     }
 
     /// Makes the new shard, and the manifest that names it.
@@ -117,9 +106,6 @@ impl ShardSplitter {
         engine.count_half_as_garbage().await?;
         engine.flush().await?;
         engine.close().await?;
-        if home.exists() {
-            bail!("{} exists, but is not named in flagstone.json: move it away", home.display());
-        }
         link_engine(engine.place(), home).await?;
         let manifest = manifest.with_slots(plan.division().to_vec());
         let homes = manifest.homes();
@@ -144,14 +130,52 @@ impl ShardSplitter {
     }
 }
 
+/// Removes the files of a split that failed; the next start removes those that cannot be removed now.
+async fn call_off(
+    dir: &Path,
+    home: &Path,
+    made: Option<&Shard>,
+    error: anyhow::Error,
+) -> SplitError {
+    if let Some(shard) = made {
+        let _ = shard.engine().close().await;
+    }
+    if let Err(left) = discard(dir, home) {
+        tracing::warn!("files are left of a split that failed: {left:#}");
+    }
+    SplitError::CalledOff(error)
+}
+
+/// Sees to it that there is no directory of a new shard yet: removes what is left of a split that failed.
+///
+/// # Errors
+/// If there is one that no split has made.
+fn vacate(dir: &Path, home: &Path) -> Result<()> {
+    if home.exists() && !is_marked(home) {
+        bail!("{} is there, but flagstone.json does not name it: move it away", home.display());
+    }
+    discard(dir, home)
+}
+
+/// Removes the directory of a new shard, if it has the mark. It loses its name first, so that a kill leaves
+/// none that has a name and no mark.
+fn discard(dir: &Path, home: &Path) -> Result<()> {
+    let splitting = dir.join(SPLITTING);
+    remove_dir(&splitting)?;
+    if is_marked(home) {
+        fs::rename(home, &splitting).with_context(|| format!("renaming {}", home.display()))?;
+        sync(dir)?;
+        remove_dir(&splitting)?;
+    }
+    Ok(())
+}
+
 /// Makes the directory of a shard with the files of another one's engine, which is closed.
 async fn link_engine(engine: &Place, home: &Path) -> Result<()> {
+    mark(home)?;
     let to = home.join("db");
-    for dir in [home, &to, &to.join("compacted"), &to.join("manifest")] {
+    for dir in [&to, &to.join("compacted"), &to.join("manifest")] {
         create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
-        if dir == home {
-            mark(home)?;
-        }
     }
     let from = engine.dir().context("a local directory")?.to_owned();
     let listed = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
@@ -187,13 +211,17 @@ fn sync(dir: &Path) -> Result<()> {
     synced.with_context(|| format!("syncing {}", dir.display()))
 }
 
-/// Marks the directory of a shard that `flagstone.json` does not name yet.
+/// Makes the directory of a shard that `flagstone.json` does not name yet, with the mark.
 fn mark(home: &Path) -> Result<()> {
-    let mark = home.join(UNFINISHED);
+    let dir = home.parent().context("the data directory")?;
+    let splitting = dir.join(SPLITTING);
+    create_private_dir(&splitting).with_context(|| format!("creating {}", splitting.display()))?;
+    let mark = splitting.join(UNFINISHED);
     let made = File::create(&mark).and_then(|file| file.sync_all());
     made.with_context(|| format!("creating {}", mark.display()))?;
-    sync(home)?;
-    sync(home.parent().context("the data directory")?)
+    sync(&splitting)?;
+    fs::rename(&splitting, home).with_context(|| format!("creating {}", home.display()))?;
+    sync(dir)
 }
 
 /// Removes the mark of a shard's directory that `flagstone.json` names.
@@ -209,27 +237,48 @@ fn finish(home: &Path) -> Result<()> {
 /// # Errors
 /// If there is one that is no such remains: `flagstone.json` is an older copy then.
 pub(super) fn end_splits(dir: &Path, manifest: &Manifest) -> Result<()> {
-    for entry in fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))? {
-        let name = entry?.file_name();
-        let id = name.to_str().and_then(|name| name.strip_prefix("shard-")?.parse::<u16>().ok());
-        let home = dir.join(&name);
-        let Some(id) = id.filter(|_| home.is_dir()) else { continue };
-        let is_marked = home.join(UNFINISHED).exists();
-        match id < manifest.shards() {
-            true if is_marked => finish(&home)?,
-            true => {}
-            false if is_marked => {
-                remove_dir(&home)?;
-                sync(dir)?;
-                tracing::info!(shard = id, "removed what was left of a split that was cut off");
-            }
-            false => bail!(
-                "{} is there, but flagstone.json has {} shards, the first of which is shard 0: put the \
-                 newest copy of flagstone.json in place, or move that directory away if it is of other data",
-                home.display(),
-                manifest.shards()
-            ),
+    if let Some(problem) = unnamed_shards(dir, manifest)?.first() {
+        bail!("{problem}");
+    }
+    remove_dir(&dir.join(SPLITTING))?;
+    for (id, home) in shard_homes(dir)?.into_iter().filter(|(_, home)| is_marked(home)) {
+        if id < manifest.shards() {
+            finish(&home)?;
+        } else {
+            discard(dir, &home)?;
+            tracing::info!(shard = id, "removed what was left of a split that was cut off");
         }
     }
     Ok(())
+}
+
+/// Returns a problem for each directory of a shard that `flagstone.json` does not name, and that is not what a
+/// split has left.
+pub(crate) fn unnamed_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<String>> {
+    let shards = manifest.shards();
+    let homes = shard_homes(dir)?.into_iter();
+    let unnamed = homes.filter(|(id, home)| *id >= shards && !is_marked(home)).map(|(_, home)| {
+        format!(
+            "{} is there, but flagstone.json has {shards} shards, the first of which is shard 0: put the \
+             newest copy of flagstone.json in place, or move that directory away if it is of other data",
+            home.display()
+        )
+    });
+    Ok(unnamed.collect())
+}
+
+fn is_marked(home: &Path) -> bool {
+    home.join(UNFINISHED).exists()
+}
+
+/// Returns the directories of shards, with their numbers.
+fn shard_homes(dir: &Path) -> Result<Vec<(u16, PathBuf)>> {
+    let listing = || format!("listing {}", dir.display());
+    let mut homes = Vec::new();
+    for entry in fs::read_dir(dir).with_context(listing)? {
+        let name = entry.with_context(listing)?.file_name();
+        let id = name.to_str().and_then(|name| name.strip_prefix("shard-")?.parse().ok());
+        homes.extend(id.map(|id| (id, dir.join(name))).filter(|(_, home)| home.is_dir()));
+    }
+    Ok(homes)
 }
