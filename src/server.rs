@@ -27,7 +27,7 @@ use crate::supervisor::Supervisor;
 use crate::tls::{self, TlsServers, TlsSlot};
 use crate::traces;
 use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::cluster::ClusterSeat;
@@ -303,10 +303,7 @@ fn serve(
     membership.iter().for_each(|it| background.block_on(it.release(drained.is_ok())));
     // Until now the HTTP port has told why nothing is served.
     drop((locks, http));
-    match node.ending.failure() {
-        Some(why) => drained.and_then(|()| bail!("{why}")),
-        None => drained,
-    }
+    drained.and_then(|()| node.ending.outcome())
 }
 
 fn new_node(parts: NodeParts, replayed: u64, is_supervised: bool) -> Result<Node> {

@@ -112,8 +112,8 @@ impl Ending {
     }
 
     /// Returns the failure that has ended the node, if one has.
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.get().map(String::as_str)
+    pub fn outcome(&self) -> anyhow::Result<()> {
+        self.failure.get().map_or(Ok(()), |why| anyhow::bail!("{why}"))
     }
 
     /// Begins the end that was asked for; `None` if that was taken back.

@@ -13,7 +13,7 @@
 //! need the engine end with an error.
 
 use crate::commit::split_body;
-use crate::control::Control;
+use crate::control::{Control, slots_row};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Closed, Engine, Turn};
 use crate::journal::{HoldId, Journal, Lsn, Record};
@@ -76,6 +76,7 @@ impl Reopen {
                 self.flushed
             );
         }
+        let kept = control.slots.clone();
         let mut reopened = Reopened {
             flushed: control.applied,
             handed: None,
@@ -88,6 +89,10 @@ impl Reopen {
         {
             let _ = tokio::time::timeout(CLOSING, engine.close()).await;
             return Err(error);
+        }
+        if let Some(slots) = engine.slots().filter(|slots| kept.as_ref() != Some(slots)) {
+            // It was just split.
+            engine.write(vec![slots_row(Some(&slots))]).await?;
         }
         self.engine.replace(&engine);
         *turn = Turn { lsn: self.handed, ..Turn::default() };

@@ -209,6 +209,14 @@ fn remains_of_a_split_are_removed_and_an_older_description_is_refused() {
         let refused = split(&mut server.client(), &["0"]).unwrap_err().to_string();
         assert!(refused.contains(text), "{refused}");
     };
+    // Nor without the directory: the other shard has not all of its rows any more.
+    fs::rename(dir.join("shard-2"), dir.join("away")).expect("moved");
+    let refused_too = server.refused(OPTIONS);
+    assert!(
+        refused_too.contains("shard-0 was split, and has the slots 0 to 4095 only"),
+        "{refused_too}"
+    );
+    fs::rename(dir.join("away"), dir.join("shard-2")).expect("moved");
     let mark = dir.join("shard-2/unfinished");
     fs::write(&mark, "").expect("marked");
     put_back(&dir, &newer);

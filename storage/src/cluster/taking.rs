@@ -11,12 +11,11 @@ use super::map::MapShard;
 use super::member::Life;
 use crate::clock::Clock;
 use crate::commit::Sealed;
-use crate::control::{Control, slots_row};
+use crate::control::Control;
 use crate::directory::{EngineOpener, Manifest, OpenOptions, ShardHome, StartReplay, outdated};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Claim, Engine};
 use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
-use crate::pending::Batch;
 use crate::place::Place;
 use crate::shard::Shard;
 use anyhow::{Context, Result, bail};
@@ -132,7 +131,11 @@ impl ShardTaker {
             let recovered = journals.iter().map(|journal| journal.recovered());
             one.check_age(&self.store, given.stored, recovered)?;
         }
-        let stale = opened.iter().map(|one| (one.engine.clone(), self.outdated(one)));
+        let created = self.manifest.layout().shards();
+        let stale = opened.iter().zip(given).map(|(one, given)| {
+            let home = given.entry.home(created);
+            (one.engine.clone(), outdated(&one.control, &home, &self.manifest))
+        });
         let mut replay = StartReplay::new(stale.collect(), self.replay_bytes, None);
         let ends = journals.iter().map(|journal| journal.end());
         let above = opened.iter().map(|one| one.end()).chain(ends).max().unwrap_or(0);
@@ -214,16 +217,6 @@ impl ShardTaker {
             bail!("{}/shard-{id} is a shard of another data directory, or another one", self.store);
         }
         Ok(OpenedShard { id, engine, control, slots })
-    }
-
-    /// Returns the batch that replaces control rows which are not true any more.
-    fn outdated(&self, opened: &OpenedShard) -> Batch {
-        let OpenedShard { id, control, slots, .. } = opened;
-        let mut rows = outdated(control, *id, &self.manifest);
-        if control.slots != *slots {
-            rows.push(slots_row(slots.as_ref()));
-        }
-        rows
     }
 
     fn shard(&self, opened: OpenedShard) -> Shard {

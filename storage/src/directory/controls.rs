@@ -1,7 +1,7 @@
 //! The control rows of a directory's shards.
 
 use super::{Manifest, ShardHome};
-use crate::control::{Control, incomplete_row, presence_key};
+use crate::control::{Control, incomplete_row, presence_key, slots_row};
 use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::Engine;
 use crate::engine::peek::peek;
@@ -62,13 +62,24 @@ pub(crate) async fn peek_control(store: &Place, home: &ShardHome) -> Result<Cont
 }
 
 /// Returns the batch that replaces control rows which the next record makes untrue: that the shard
-/// is complete, its filter of keys, and its identity.
-pub(crate) fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
+/// is complete, its filter of keys, its identity, and its slots.
+pub(crate) fn outdated(control: &Control, home: &ShardHome, manifest: &Manifest) -> Batch {
     let kept = control.presence.iter();
     let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
     let complete = control.complete.map(|_| incomplete_row());
-    let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
-    kept.chain(complete).chain(identity.map(|own| own.row())).collect()
+    let identity = Some(manifest.identity(home.id)).filter(|own| control.identity != Some(*own));
+    let own = home.slots.as_ref().map(|own| &own.0);
+    let slots = (control.slots.as_ref() != own).then(|| slots_row(own));
+    kept.chain(complete).chain(identity.map(|own| own.row())).chain(slots).collect()
+}
+
+/// Returns these batches of all shards, with their engines.
+pub(super) fn all_outdated(
+    opened: &[(u16, Engine, Control)],
+    manifest: &Manifest,
+) -> Vec<(Engine, Batch)> {
+    let homes = opened.iter().zip(manifest.homes());
+    homes.map(|((_, engine, c), home)| (engine.clone(), outdated(c, &home, manifest))).collect()
 }
 
 /// Takes the libraries of functions, and the position in the stream of another server, from the control

@@ -3,10 +3,14 @@
 //! `flagstone.json` has the id of the directory; each shard carries that id, its own number, the
 //! number of shards, and a hash of the seed. A directory made from another one (a restore, a
 //! branch) has an id of its own; its shards carry the id of the other one until the first start.
+//!
+//! A shard that was split says which slots it has kept: files that were merged since have no rows of
+//! others.
 
 use super::Manifest;
 use crate::control::{Control, Identity};
 use crate::place::Place;
+use std::ops::Range;
 
 /// Remedy for all of these problems, for messages.
 const REMEDY: &str = "Put the files of this directory back in their places, or restore a backup";
@@ -20,6 +24,7 @@ pub(crate) fn identity_problems<'a>(
     let mut problems = Vec::new();
     // Id of the directory that a new one was made from.
     let mut origin: Option<u128> = None;
+    let layout = manifest.layout();
     for (id, control) in shards {
         let expected = manifest.identity(id);
         let problem = match control.identity {
@@ -34,9 +39,26 @@ pub(crate) fn identity_problems<'a>(
                 (found != expected).then(|| difference(&found, &expected))
             }
         };
+        let problem = problem.or_else(|| lost_slots(control, &layout.slots_of(id)));
         problems.extend(problem.map(|what| format!("{store}/shard-{id} {what}. {REMEDY}")));
     }
     problems
+}
+
+/// Returns the problem that a shard has given some of these slots away, which it is to have.
+fn lost_slots(control: &Control, slots: &Range<u16>) -> Option<String> {
+    let kept = control.slots.as_ref()?;
+    let is_whole = kept.start <= slots.start && slots.end <= kept.end;
+    (!is_whole).then(|| {
+        format!(
+            "was split, and has the slots {} to {} only, but flagstone.json gives it {} to {}: that file is \
+             an older copy",
+            kept.start,
+            kept.end - 1,
+            slots.start,
+            slots.end - 1
+        )
+    })
 }
 
 fn difference(found: &Identity, expected: &Identity) -> String {

@@ -38,8 +38,8 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+use controls::{all_outdated, read_control, read_controls, take_shared};
 pub(crate) use controls::{outdated, peek_control, peek_controls};
-use controls::{read_control, read_controls, take_shared};
 pub(crate) use engines::EngineOpener;
 use engines::{open_engines, share};
 pub(crate) use home::ShardHome;
@@ -198,8 +198,7 @@ impl Directory {
         let engines = opener.open_all(&manifest, &*open_store).await?;
         let mut opened = read_controls(engines, &manifest, store).await?;
         check_shards(&recovery, &manifest, store, opened.iter().map(|(id, _, c)| (*id, c)))?;
-        let stale: Vec<_> =
-            opened.iter().map(|(id, e, c)| (e.clone(), outdated(c, *id, &manifest))).collect();
+        let stale = all_outdated(&opened, &manifest);
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1).max(manifest.epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));

@@ -12,6 +12,7 @@ use super::engines::{EngineOpener, share};
 use super::manifest::{Manifest, manifest_of};
 use super::new_directory::UNFINISHED;
 use super::{OpenStore, ShardHome, create_private_dir, read_control};
+use crate::control::slots_row;
 use crate::engine::{Claim, Engine};
 use crate::place::{Place, admin, remove_dir};
 use crate::shard::Shard;
@@ -112,7 +113,8 @@ impl ShardSplitter {
         let new = homes.last().context("a directory has shards")?;
         let upper = self.opener.open(new, &*self.open_store, Claim::Owner).await?;
         let opened = async {
-            upper.write(vec![manifest.identity(plan.into).row()]).await?;
+            let slots = slots_row(Some(&plan.upper()));
+            upper.write(vec![manifest.identity(plan.into).row(), slots]).await?;
             upper.flush().await?;
             read_control(new, &upper, &self.store).await
         };
