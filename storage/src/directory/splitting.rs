@@ -107,7 +107,8 @@ impl ShardSplitter {
         engine.count_half_as_garbage().await?;
         engine.flush().await?;
         engine.close().await?;
-        link_engine(engine.place(), home).await?;
+        let whole = self.store.join(&ShardHome::at_creation(plan.shard).name()).join("db");
+        link_engine(engine.place(), whole.dir().context("a local directory")?, home).await?;
         let manifest = manifest.with_slots(plan.division().to_vec());
         let homes = manifest.homes();
         let new = homes.last().context("a directory has shards")?;
@@ -172,14 +173,15 @@ fn discard(dir: &Path, home: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes the directory of a shard with the files of another one's engine, which is closed.
-async fn link_engine(engine: &Place, home: &Path) -> Result<()> {
+/// Makes the directory of a shard with the files of another one's engine, which is closed, and is in the
+/// directory `from`.
+async fn link_engine(engine: &Place, from: &Path, home: &Path) -> Result<()> {
     mark(home)?;
     let to = home.join("db");
     for dir in [&to, &to.join("compacted"), &to.join("manifest")] {
         create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
     }
-    let from = engine.dir().context("a local directory")?.to_owned();
+    let from = from.to_owned();
     let listed = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
     let listed = listed.with_context(|| format!("{engine} has no manifest"))?;
     let names = listed.all_sst_views().map(|view| format!("{}.sst", view.sst.id.value()));
