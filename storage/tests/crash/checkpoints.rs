@@ -48,7 +48,11 @@ pub(crate) fn open(location: &Location, model: Model) -> World {
         store_timeout: Duration::from_secs(60),
         ..options(Path::new("replaced"), DATABASES as u32)
     };
-    World::open_on(options, model, probe, Arc::new(RealDisk), Arc::new(store)).unwrap()
+    let disk = Arc::new(RealDisk);
+    let mut world = World::open_on(options, model, probe, disk, Arc::new(store)).unwrap();
+    // Its histories split no shard.
+    world.splitter = None;
+    world
 }
 
 pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> CheckpointSource {
