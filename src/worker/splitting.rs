@@ -71,7 +71,8 @@ impl Worker {
             if flushed.is_none_or(|lsn| lsn >= end) && !is_crowded {
                 return Ok(());
             }
-            if self.is_ending() {
+            // A server that leaves its cluster flushes its shards, and stops after that.
+            if self.is_stopping() {
                 return Err(ENDING.into());
             }
             if begun.elapsed() > AHEAD {
@@ -133,9 +134,9 @@ impl Worker {
             if is_flushed && !self.has_job(stay) {
                 return Ok(());
             }
-            if self.is_ending() || begun.elapsed() > HELD {
+            if self.is_stopping() || begun.elapsed() > HELD {
                 self.urge_flush(stay.shard, 0);
-                return Err(if self.is_ending() { ENDING } else { NOT_STORED }.into());
+                return Err(if self.is_stopping() { ENDING } else { NOT_STORED }.into());
             }
             tokio::time::sleep(POLL).await;
         }
@@ -167,11 +168,6 @@ impl Worker {
         self.node.checkpoints.source.add(engine);
         self.commit_soon();
         Ok(())
-    }
-
-    /// Returns true if the server ends: nothing more is flushed then.
-    fn is_ending(&self) -> bool {
-        self.is_stopping() || self.node.ending.is_ending()
     }
 
     /// Ends the server: `flagstone.json` names two shards, or may do so, and this process has one.
