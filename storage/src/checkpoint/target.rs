@@ -194,7 +194,8 @@ impl TargetDirectory {
                 false => control.complete.is_some_and(|lsn| lsn >= end),
             };
             if !is_whole {
-                bail!("shard {shard} does not hold what it should: {}", described(&control));
+                let found = described(&control);
+                bail!("shard {shard} has {found}; {} says {state:?}, end {end}", checkpoint.id);
             }
         }
         Ok(())

@@ -25,7 +25,7 @@ pub(super) struct JournalFloor {
     pub(super) first_segment: u64,
     /// The newest segment that was durably begun when this was written.
     pub(super) newest_segment: u64,
-    /// The last dropped lsn.
+    /// The last lsn whose record was dropped, at least in part.
     pub(super) dropped: Lsn,
     /// The journal's salt.
     pub(super) salt: u32,

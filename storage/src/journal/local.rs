@@ -90,6 +90,8 @@ pub(super) struct Writer {
     pub(super) max_time_ms: u64,
     /// Segments before the current one with writes that are not synced.
     pub(super) unsynced: Vec<Arc<dyn File>>,
+    /// The last commit that is not whole any more: the first segment may have the end of it.
+    pub(super) dropped: Lsn,
     /// Segments before the current one, oldest first.
     pub(super) closed: VecDeque<ClosedSegment>,
     /// Prepared segments, in the order of use.
@@ -222,6 +224,7 @@ impl LocalShared {
             last,
             max_time_ms: header.time_ms,
             unsynced: Vec::new(),
+            dropped: floor.dropped,
             closed: closed.collect(),
             spares: spares.into(),
             synced_segment: header.number,
@@ -337,7 +340,8 @@ impl Journal for LocalJournal {
 
     fn oldest(&self) -> Lsn {
         let writer = lock(&self.shared.writer);
-        writer.closed.front().map_or(writer.current.first_lsn, |segment| segment.first_lsn)
+        let first = writer.closed.front().map_or(writer.current.first_lsn, |s| s.first_lsn);
+        first.max(writer.dropped + 1)
     }
 
     fn stats(&self) -> JournalStats {

@@ -265,7 +265,8 @@ pub trait Journal: Send + Sync {
     /// may be dropped.
     fn flushed(&self, shard: u16, applied: Lsn);
 
-    /// Returns the oldest lsn that is still in the journal, or the next one if it holds none.
+    /// Returns the oldest lsn whose record is whole in the journal, or the next one if it holds
+    /// none.
     fn oldest(&self) -> Lsn;
 
     fn stats(&self) -> JournalStats;

@@ -126,12 +126,16 @@ impl LocalShared {
             };
             let entry = match chain {
                 Some(chain) => chain.enter(&header),
+                None if header.prev_lsn >= from => None,
                 None => Some(SegmentChain::head(&header)),
             };
             let entry = entry.ok_or_else(|| self.unreadable(hold, &path, 0))?;
             let mut walk = SegmentWalk::new(&file, self.salt, entry).map_err(failed)?;
             while walk.chain.last < to {
                 let Some(step) = walk.next().map_err(failed)? else { break };
+                if step.ends_rest() && step.header.lsn >= from {
+                    return Err(self.unreadable(hold, &path, step.offset));
+                }
                 if let Some(record) = assembly.take(&step, from) {
                     each(record).map_err(|e| JournalError::io("copying from", &path, e))?;
                 }
@@ -166,7 +170,7 @@ impl LocalShared {
     /// damaged.
     fn unreadable(&self, hold: HoldId, path: &std::path::Path, offset: u64) -> JournalError {
         if lock(&self.writer).holds.has(hold) {
-            let reason = "the records end before those that were written";
+            let reason = "records that were written are missing";
             JournalError::corrupt(path.to_path_buf(), offset, reason)
         } else {
             JournalError::HoldBroken

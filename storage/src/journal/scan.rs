@@ -188,6 +188,11 @@ impl SegmentWalk {
 }
 
 impl Step<'_> {
+    /// Returns true if it ends a commit whose beginning was dropped.
+    pub(super) fn ends_rest(&self) -> bool {
+        self.met == Met::Rest && self.header.part == self.header.parts
+    }
+
     /// Returns the commit of this record, with this part of its body.
     pub(super) fn record(&self) -> Record {
         let header = &self.header;

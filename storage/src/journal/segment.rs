@@ -191,6 +191,11 @@ impl ShardSpans {
         self.iter().map(|(shard, span)| (shard, span.last))
     }
 
+    /// Returns the last commit of which a part is in it, 0 if there is none.
+    pub(super) fn newest(&self) -> Lsn {
+        self.last().map(|(_, lsn)| lsn).max().unwrap_or(0)
+    }
+
     /// Returns the bytes of each shard that has a record in it above its flushed lsn.
     pub(super) fn held(&self, flushed: &[Lsn]) -> impl Iterator<Item = (u16, u64)> {
         self.iter()

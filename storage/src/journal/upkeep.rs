@@ -74,9 +74,12 @@ impl LocalShared {
     fn recycle(&self) -> Result<(), JournalError> {
         let mut preparing = lock(&self.preparing);
         let (floor, count) = {
-            let writer = lock(&self.writer);
+            let mut writer = lock(&self.writer);
             let count = writer.droppable();
-            (writer.floor_without(count, &preparing.floor), count)
+            let floor = writer.floor_without(count, &preparing.floor);
+            // A hold from now on does not keep them.
+            writer.dropped = floor.dropped;
+            (floor, count)
         };
         if floor != preparing.floor {
             floor.write(&*self.options.disk, &self.dir)?;
@@ -181,7 +184,8 @@ impl Writer {
             floor.first_segment = next.unwrap_or(self.current.number);
         }
         for segment in self.closed.iter().take(count) {
-            floor.dropped = floor.dropped.max(segment.last);
+            // Its last commit may go on in the next segment: without its beginning it is gone, too.
+            floor.dropped = floor.dropped.max(segment.last).max(segment.spans.newest());
             for (shard, lsn) in segment.spans.last() {
                 let entry = floor.shards.entry(shard).or_insert(0);
                 *entry = lsn.max(*entry);

@@ -11,7 +11,7 @@ use flagstone_storage::checkpoint::{
     list_backups, restore, take,
 };
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Location, OpenOptions};
+use flagstone_storage::directory::{Location, OpenOptions, ShardSplitter};
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
 use futures::TryStreamExt;
@@ -49,10 +49,7 @@ pub(crate) fn open(location: &Location, model: Model) -> World {
         ..options(Path::new("replaced"), DATABASES as u32)
     };
     let disk = Arc::new(RealDisk);
-    let mut world = World::open_on(options, model, probe, disk, Arc::new(store)).unwrap();
-    // Its histories split no shard.
-    world.splitter = None;
-    world
+    World::open_on(options, model, probe, disk, Arc::new(store)).unwrap()
 }
 
 pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> CheckpointSource {
@@ -99,6 +96,8 @@ pub(crate) struct Run {
     number: u32,
     pub(crate) taken: Vec<Checkpoint>,
     under_way: Option<JoinHandle<anyhow::Result<Checkpoint>>>,
+    /// Splits wait for the end of a checkpoint, as in the server.
+    splitter: Option<Arc<ShardSplitter>>,
 }
 
 impl Run {
@@ -122,13 +121,14 @@ impl Run {
         let world = open(&location, model);
         world.probe.keep_models(world.journal.clone());
         let history = History { world, random: StdRng::seed_from_u64(seed) };
-        let (taken, under_way) = (Vec::new(), None);
-        Self { root, bucket, kind, location, history, number, taken, under_way }
+        let (taken, under_way, splitter) = (Vec::new(), None, None);
+        Self { root, bucket, kind, location, history, number, taken, under_way, splitter }
     }
 
     /// Begins a checkpoint; the history goes on.
     pub(crate) fn begin(&mut self) {
-        let world = &self.history.world;
+        let world = &mut self.history.world;
+        self.splitter = world.splitter.take();
         let source = source(&self.location.store, self.root.path(), world);
         let taking = async move { take(&source, u64::MAX).await };
         self.under_way = Some(world.runtime.as_ref().unwrap().spawn(taking));
@@ -137,6 +137,7 @@ impl Run {
     pub(crate) fn finish(&mut self) {
         if let Some(taking) = self.under_way.take() {
             self.taken.push(self.history.world.block_on(taking).unwrap().unwrap());
+            self.history.world.splitter = self.splitter.take();
         }
     }
 

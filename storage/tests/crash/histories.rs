@@ -112,7 +112,7 @@ impl History {
                 let shard = self.random.random_range(0..self.world.shards());
                 self.world.flush(shard);
             }
-            96 if self.world.splitter.is_some() && self.random.random_range(0..3) == 0 => {
+            96 if self.random.random_range(0..3) == 0 => {
                 self.split();
             }
             96..98 => {

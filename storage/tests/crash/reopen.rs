@@ -30,20 +30,24 @@ impl World {
     pub(crate) fn break_engine(&mut self, id: u16, part: Option<(usize, usize)>, is_flushed: bool) {
         let engine = self.partition.shards[&id].engine().clone();
         self.journal.sync_now().unwrap();
-        if let Some((rows, batches)) = part {
+        if part.is_some() {
             self.partition.cut(id);
             self.resolve(id, false);
-            if let Some(cut) = self.partition.take_cut(id) {
-                let mut all = Vec::new();
-                each_hand_over_batch(&cut, rows, &mut |batch| all.push(batch));
-                // With the last one it would be whole.
-                all.pop();
-                for batch in all.into_iter().take(batches) {
-                    self.block_on(engine.write(batch)).unwrap();
-                }
-                if is_flushed {
-                    self.block_on(engine.flush()).unwrap();
-                }
+        }
+        // A checkpoint may be under way.
+        let alone = self.block_on(engine.alone());
+        if let Some((rows, batches)) = part
+            && let Some(cut) = self.partition.take_cut(id)
+        {
+            let mut all = Vec::new();
+            each_hand_over_batch(&cut, rows, &mut |batch| all.push(batch));
+            // With the last one it would be whole.
+            all.pop();
+            for batch in all.into_iter().take(batches) {
+                self.block_on(engine.write(batch)).unwrap();
+            }
+            if is_flushed {
+                self.block_on(engine.flush()).unwrap();
             }
         }
         // An unflushed row without a meaning.
@@ -51,6 +55,7 @@ impl World {
         self.probe.break_stores(true);
         let flushed = self.block_on(engine.flush());
         self.probe.break_stores(false);
+        drop(alone);
         assert_eq!(engine.closed(), flushed.err().map(|_| Closed::Failed));
     }
 

@@ -241,6 +241,10 @@ impl Recovery {
         while let Some(step) = walk.next().map_err(failed)? {
             self.durable = self.durable.max(step.header.durable);
             self.max_time_ms = self.max_time_ms.max(step.header.time_ms);
+            if let (true, Some(floor)) = (step.ends_rest(), &mut self.floor) {
+                // Floors were once written without it.
+                floor.dropped = floor.dropped.max(step.header.lsn);
+            }
             let Met::Part { first, last } = step.met else { continue };
             if first {
                 open.parts.clear();

@@ -50,6 +50,32 @@ fn held_records_are_read_while_the_journal_goes_on() {
 }
 
 #[test]
+fn a_commit_whose_beginning_is_dropped_is_not_there() {
+    for large in 2..7 {
+        let disk = Arc::<SimDisk>::default();
+        let journal = start(&disk, SyncMode::No);
+        for n in 1..=10 {
+            // One commit begins in some segment and ends in a later one.
+            let body = if n == large { [FULL; 9].concat() } else { FULL.to_vec() };
+            journal.append(0, &[0], &[&body]).unwrap();
+        }
+        journal.sync_now().unwrap();
+        journal.flushed(0, large);
+        eventually("segments are dropped", || journal.oldest() > large);
+        let (oldest, hold) = (journal.oldest(), journal.hold(0, u64::MAX));
+        assert_eq!(lsns(&read(&journal, hold, (oldest, 10))), (oldest..=10).collect::<Vec<_>>());
+        let refused = journal.read(hold, (large, 10), &mut |_| Ok(()));
+        assert!(refused.is_err(), "{large} is gone");
+        journal.close().unwrap();
+        drop(journal);
+        let recovery = recover(&disk).unwrap();
+        assert_eq!(recovery.dropped() + 1, oldest);
+        assert_eq!(replayed(&recovery, 0)[0].lsn, oldest);
+        assert_eq!(recovery.start(0, 0).unwrap().oldest(), oldest);
+    }
+}
+
+#[test]
 fn lsns_without_records_are_read_too() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
