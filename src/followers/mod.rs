@@ -283,6 +283,19 @@ impl Followers {
         Some(StreamFigures { id, first, end, memory, formers })
     }
 
+    /// Returns the number of bytes that the stream has once all that was acknowledged is durable: replicas that
+    /// have fewer lack a write that somebody may know of.
+    pub fn acknowledged_end(&self) -> Option<u64> {
+        let stream = lock(&self.stream);
+        let backlog = &stream.as_ref()?.backlog;
+        let (mut selected, mut rest) = (backlog.selected(), Vec::new());
+        for words in self.feed.untaken() {
+            // Damaged words end the stream when they are taken.
+            let _ = render(&words, &mut selected, &mut rest);
+        }
+        Some(backlog.end() + rest.len() as u64)
+    }
+
     /// Returns the memory in bytes of the stream up to the size of the backlog, and that beyond it, which
     /// replicas that are behind need.
     pub fn memory(&self, backlog_size: u64) -> (u64, u64) {

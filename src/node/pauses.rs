@@ -139,15 +139,27 @@ impl Pauses {
         self.unpaused.notify_waiters();
     }
 
+    /// Waits until no pause is in force that a client has asked for.
+    pub async fn end_of_clients(&self) {
+        while let Some(pause) = self.of_clients() {
+            self.change_of(pause).await;
+        }
+    }
+
     /// Waits until no pause delays a command. `may_write`: the command may change data.
     pub async fn wait(&self, may_write: bool) {
         while let Some(pause) = self.now() {
             if pause.writes_only && !may_write {
                 return;
             }
-            let left = pause.until_ms.saturating_sub(self.clock.now_ms()).clamp(1, LOOK_MS);
-            let changed = self.unpaused.notified();
-            let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
+            self.change_of(pause).await;
         }
+    }
+
+    /// Waits until a pause may have changed.
+    async fn change_of(&self, pause: ClientPause) {
+        let left = pause.until_ms.saturating_sub(self.clock.now_ms()).clamp(1, LOOK_MS);
+        let changed = self.unpaused.notified();
+        let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
     }
 }

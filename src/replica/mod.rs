@@ -126,6 +126,8 @@ pub struct Replica {
     is_up: AtomicBool,
     /// Number of bytes of the stream that are applied.
     offset: AtomicU64,
+    /// Number of bytes of it that were read while a pause keeps them from being applied.
+    read: AtomicU64,
     /// Records with positions that may not be durable, and the last position that is.
     unstored: Mutex<VecDeque<(Lsn, u64)>>,
     stored: AtomicU64,
@@ -267,6 +269,16 @@ impl Replica {
     /// Returns the number of bytes of the stream that are applied.
     pub fn offset(&self) -> u64 {
         self.offset.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of bytes of the stream that were read, but for those whose batch is being applied.
+    pub fn read_offset(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many bytes of the stream were read while it is not applied.
+    pub fn set_read_offset(&self, offset: u64) {
+        self.read.store(offset, Ordering::Relaxed);
     }
 
     /// Returns the number of the present primary.

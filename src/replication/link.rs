@@ -24,6 +24,9 @@ const SECOND: Duration = Duration::from_secs(1);
 /// copy of its data.
 const MAX_PAUSE: Duration = Duration::from_secs(32);
 
+/// Bytes of the stream that are read while a pause of clients (CLIENT PAUSE) keeps them from being applied.
+const MAX_READ_AHEAD: usize = 1 << 20;
+
 /// Length of the id of a stream.
 const ID: usize = 40;
 
@@ -288,6 +291,7 @@ impl PrimaryLink {
         let settings = self.settings();
         tracing::debug!(primary = %self.primary, offset = position.offset, "the stream begins");
         let mut splitter = StreamSplitter::new(position, StreamLimits::of(&settings));
+        self.replica().set_read_offset(0);
         self.set_state(LinkState::Connected);
         let (mut beats, mut awaited) = (beats(), OwedPosition::default());
         loop {
@@ -301,6 +305,9 @@ impl PrimaryLink {
             let batch = splitter.batch();
             let is_empty = batch.as_ref().is_none_or(|batch| batch.commands.is_empty());
             if let Some(batch) = batch {
+                if !is_empty {
+                    self.outlast_pause(&mut wire, splitter.parsed_to(), &mut beats).await?;
+                }
                 let applying = self.applier.apply(self.epoch, batch);
                 let (applied, beaten) =
                     self.beating(&mut wire, Beat::Position, &mut beats, applying).await;
@@ -339,6 +346,44 @@ impl PrimaryLink {
                 return Err(OTHER.to_owned());
             }
         }
+    }
+
+    /// Waits for the end of a pause of clients (CLIENT PAUSE): the primary is one of them. `parsed`: the offset
+    /// behind which the buffer begins.
+    async fn outlast_pause(
+        &self,
+        wire: &mut PrimaryWire,
+        parsed: u64,
+        beats: &mut Interval,
+    ) -> Result<(), String> {
+        let pauses = &self.applier.node.pauses;
+        while pauses.of_clients().is_some() {
+            let has_room = wire.buf.len() < MAX_READ_AHEAD;
+            self.replica().set_read_offset(parsed + wire.buf.len() as u64);
+            tokio::select! {
+                biased;
+                () = pauses.end_of_clients() => {}
+                read = wire.read(READ), if has_room => {
+                    read?;
+                    self.replica().link().heard_ms = self.applier.node.clock.now_ms();
+                }
+                () = self.replica().kicked.notified() => return Err(KICKED.to_owned()),
+                _ = beats.tick() => {
+                    if has_room {
+                        wire.check_alive()?;
+                    }
+                    self.acknowledge(wire, None).await?;
+                }
+            }
+            if !self.is_wanted() {
+                return Err(OTHER.to_owned());
+            }
+            if !has_room {
+                wire.listen_again();
+            }
+        }
+        self.replica().set_read_offset(0);
+        Ok(())
     }
 
     /// Tells the primary how far this server is, if the primary's replies wait for more than was told.

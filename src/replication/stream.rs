@@ -263,6 +263,11 @@ impl StreamSplitter {
         Some(Batch { commands, reached: self.gathered_to.clone(), bytes })
     }
 
+    /// Returns the offset behind the last command that was parsed.
+    pub(super) fn parsed_to(&self) -> u64 {
+        self.parsed.offset
+    }
+
     /// Returns true if a transaction exceeds the memory for it: the stream cannot be followed from
     /// this position.
     pub(super) fn is_too_large(&self) -> bool {

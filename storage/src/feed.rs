@@ -156,6 +156,15 @@ impl Feed {
         taken
     }
 
+    /// Returns the words of the records that are not taken yet, in the order of the records.
+    pub fn untaken(&self) -> Vec<Bytes> {
+        let state = self.state();
+        if state.next == 0 {
+            return Vec::new();
+        }
+        state.appended.range(state.next..).map(|(_, words)| words.clone()).collect()
+    }
+
     /// Makes replies wait until replicas confirm the records that they show, those behind `from`.
     pub fn await_replicas(&self, from: Lsn) {
         self.confirmed.fetch_max(from, Ordering::SeqCst);

@@ -59,6 +59,7 @@ mod standby;
 mod stream_watch;
 mod streams;
 mod succession;
+mod switch_over;
 mod tls;
 mod tracking;
 mod transactions;

@@ -34,7 +34,7 @@ fn role(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
         let former = link.former.as_ref().map_or(0, |former| former.offset);
         let offset = match replica.is_succeeding() {
             true => link.position.offset,
-            false => cx.node.followers.figures().map_or(former, |stream| stream.end),
+            false => cx.node.followers.acknowledged_end().unwrap_or(former),
         };
         cx.out.array(3);
         cx.out.bulk_str("master");

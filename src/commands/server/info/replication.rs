@@ -31,7 +31,8 @@ impl Page<'_> {
             .filter(|_| !following);
         let former_id = former.as_ref().map(|former| String::from_utf8_lossy(&former.id).into());
         let former_offset = former.as_ref().map(|former| former.offset);
-        let end = stream.as_ref().map(|stream| stream.end);
+        // A switch-over waits for the replica that has all of it.
+        let end = self.node.followers.acknowledged_end();
         let offset = match self.mirrored_offset() {
             None if following => Some(replica.offset()),
             None => end.or(former_offset),
@@ -120,7 +121,7 @@ impl Page<'_> {
             ("master_link_status", &if is_up { "up" } else { "down" }),
             ("master_last_io_seconds_ago", &if is_up { seconds_since(link.heard_ms) } else { -1 }),
             ("master_sync_in_progress", &u8::from(is_syncing)),
-            ("slave_read_repl_offset", &offset),
+            ("slave_read_repl_offset", &offset.max(replica.read_offset())),
             ("slave_repl_offset", &offset),
             ("replicas_repl_buffer_size", &0),
             ("replicas_repl_buffer_peak", &0),

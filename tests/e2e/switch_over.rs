@@ -1,0 +1,95 @@
+//! A switch-over by hand: writers are held by CLIENT PAUSE until a replica has all of the primary's stream.
+
+use super::Server;
+use super::followers::{caught_up, count, follow, info, offset, run, until};
+use redis::{Commands, Connection, Value, cmd};
+use std::thread::sleep;
+use std::time::Duration;
+
+fn number(client: &mut Connection, field: &str) -> u64 {
+    info(client, field).parse().unwrap_or(0)
+}
+
+/// Returns the offset that ROLE states.
+fn of_role(client: &mut Connection) -> u64 {
+    let (_, offset, _): (String, u64, Value) = cmd("ROLE").query(client).expect("ROLE");
+    offset
+}
+
+fn pair(args: &[&str]) -> (Server, Server, Connection, Connection) {
+    let primary = Server::start(args);
+    let replica = follow(&primary, &[]);
+    let (mut writer, mut reader) = (primary.client(), replica.client());
+    caught_up(&mut writer, &mut reader);
+    (primary, replica, writer, reader)
+}
+
+/// A script that promotes the replica whose offset is the primary's loses nothing that was acknowledged.
+#[test]
+fn the_offset_of_a_primary_counts_all_that_it_has_acknowledged() {
+    for args in [&[][..], &["--workers", "2"], &["--appendfsync", "no"]] {
+        let (_primary, _replica, mut writer, mut reader) = pair(args);
+        for n in 0..20u32 {
+            let key = format!("key{n}");
+            let _: () = writer.set(&key, n).expect("SET");
+            let stated = match n % 2 {
+                0 => offset(&mut writer),
+                _ => of_role(&mut writer),
+            };
+            until("the replica is there", || number(&mut reader, "slave_repl_offset") >= stated);
+            assert_eq!(reader.get::<_, Option<u32>>(&key).expect("GET"), Some(n), "{args:?}");
+        }
+        run(&mut writer, &["SELECT 3", "SET x 1", "MULTI", "SET y 1", "INCR n", "EXEC"]);
+        let stated = offset(&mut writer);
+        until("the replica is there", || number(&mut reader, "slave_repl_offset") >= stated);
+        assert_eq!(number(&mut reader, "slave_repl_offset"), stated, "no byte more is stated");
+    }
+}
+
+/// A replica in a pause reads the stream on, stays connected, and applies none of it.
+#[test]
+fn a_pause_on_a_replica_holds_the_stream_of_its_primary() {
+    let (_primary, _replica, mut writer, mut reader) = pair(&["--repl-timeout", "2"]);
+    run(&mut reader, &["CONFIG SET repl-timeout 2"]);
+    run(&mut writer, &["SET a 1"]);
+    caught_up(&mut writer, &mut reader);
+    let before = number(&mut reader, "slave_repl_offset");
+    for pause in ["CLIENT PAUSE 100000 WRITE", "CLIENT PAUSE 2500 WRITE"] {
+        run(&mut reader, &[pause]);
+        run(&mut writer, &["INCR b"]);
+        let stated = offset(&mut writer);
+        until("the stream is read", || number(&mut reader, "slave_read_repl_offset") >= stated);
+        let applied = number(&mut reader, "slave_repl_offset");
+        assert!(applied >= before && applied < stated);
+        if pause.contains("100000") {
+            assert_eq!(reader.get::<_, Option<u32>>("b").expect("GET"), None);
+            // More than is read ahead, for longer than its primary waits for a silent one.
+            let large = vec![7u8; 1 << 20];
+            (0..4).for_each(|n| writer.set(format!("large{n}"), &large).expect("SET"));
+            sleep(Duration::from_millis(3500));
+            assert_eq!(info(&mut reader, "master_link_status"), "up");
+            assert_eq!(reader.exists::<_, bool>("large3").expect("EXISTS"), false);
+            run(&mut reader, &["CLIENT UNPAUSE"]);
+        }
+        caught_up(&mut writer, &mut reader);
+    }
+    assert_eq!(reader.get::<_, Option<u32>>("b").expect("GET"), Some(2));
+    assert_eq!(reader.strlen::<_, u64>("large3").expect("STRLEN"), 1 << 20);
+    assert_eq!((count(&mut writer, "sync_full"), count(&mut writer, "sync_partial_ok")), (1, 0));
+}
+
+/// Bytes that a pause has held are those of a former primary: a promoted replica does not apply them.
+#[test]
+fn a_replica_that_is_promoted_in_a_pause_is_a_primary_at_once() {
+    let (_primary, _replica, mut writer, mut reader) = pair(&[]);
+    run(&mut reader, &["CLIENT PAUSE 100000 WRITE"]);
+    run(&mut writer, &["SET late 1"]);
+    let stated = offset(&mut writer);
+    until("the stream is read", || number(&mut reader, "slave_read_repl_offset") >= stated);
+    run(&mut reader, &["REPLICAOF NO ONE", "CLIENT UNPAUSE", "SET own 1"]);
+    sleep(Duration::from_millis(1500));
+    assert_eq!(reader.exists::<_, bool>("late").expect("EXISTS"), false);
+    assert_eq!(info(&mut reader, "role"), "master");
+    let role: Vec<Value> = cmd("ROLE").query(&mut reader).expect("ROLE");
+    assert_eq!(role.len(), 3);
+}
