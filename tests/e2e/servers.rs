@@ -683,6 +683,33 @@ fn a_shard_that_is_written_to_all_the_time_moves() {
     });
 }
 
+/// A server that leaves flushes its shards, and its clients write to them up to then.
+#[test]
+fn a_server_that_leaves_under_load_gives_all_its_shards_away() {
+    let cluster = Cluster::new();
+    let mut servers = cluster.servers(2);
+    let mut leaving = servers.remove(0);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let given = |server: &Server| server.log().matches("gave a shard away").count();
+    let before = given(&leaving);
+    let mut writing = client(&[&servers[0], &leaving]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (0..30).cycle() {
+                if ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                // On a busy machine the store may be late: that is refused.
+                let _ = writing.incr::<_, _, u64>(format!("counter:{n}"), 1);
+            }
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        leaving.stop();
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert_eq!(given(&leaving) - before, 3, "nobody takes them over: {}", leaving.log());
+}
+
 /// Clients have a limit of redirections, and a shard that moves must not cost more than a few.
 #[test]
 fn clients_are_not_sent_to_and_fro_while_shards_move() {
