@@ -127,6 +127,12 @@ impl Probe {
         models.range(..=lsn).next_back().expect("not before").1.clone()
     }
 
+    /// Returns all the models that were recorded, by the lsn from which on each is true.
+    pub(crate) fn models(&self) -> BTreeMap<Lsn, Model> {
+        let state = self.state.lock().unwrap();
+        state.by_lsn.as_ref().expect("they are kept").1.clone()
+    }
+
     pub(crate) fn images(&self) -> Vec<Image> {
         std::mem::take(&mut self.state.lock().unwrap().images)
     }

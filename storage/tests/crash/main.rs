@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod backups;
 mod bank;
 mod blind;
 mod bucket;
