@@ -96,6 +96,12 @@ impl Backlog {
         self.ends.back().and_then(|(.., selected)| *selected)
     }
 
+    /// Returns the last database that is known to be selected at a record.
+    pub fn selected_before(&self, lsn: Lsn) -> Option<u32> {
+        let at = self.ends.partition_point(|(other, ..)| *other <= lsn);
+        self.ends.iter().take(at).rev().find_map(|(.., selected)| *selected)
+    }
+
     /// Returns the number of bytes of the stream.
     pub fn end(&self) -> u64 {
         self.end

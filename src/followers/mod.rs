@@ -39,6 +39,8 @@ struct OutStream {
     formers: Vec<FormerStream>,
     /// Time since which no replica has been there, in ms since the Unix epoch; 0 if one is.
     alone_since_ms: u64,
+    /// The last known position behind records that are not durable, and not in the backlog yet.
+    ahead: FeedMark,
 }
 
 /// The position of the stream behind a record.
@@ -150,7 +152,8 @@ impl Followers {
         }
         let backlog = Backlog::with_bytes(end, lsn, selected, bytes.into());
         let (id, alone_since_ms) = (text_of(id), now_ms.max(1));
-        *lock(&self.stream) = Some(OutStream { id, backlog, formers, alone_since_ms });
+        *lock(&self.stream) =
+            Some(OutStream { id, backlog, formers, alone_since_ms, ahead: FeedMark::default() });
         self.grown.send_replace(end);
         // Words are taken from now on, and there is a stream that takes them.
         self.feed.start(FeedMark { lsn, offset: end, selected });
@@ -173,7 +176,8 @@ impl Followers {
             _ => Vec::new(),
         };
         let alone_since_ms = now_ms.max(1);
-        *lock(&self.stream) = Some(OutStream { id, backlog, formers, alone_since_ms });
+        *lock(&self.stream) =
+            Some(OutStream { id, backlog, formers, alone_since_ms, ahead: FeedMark::default() });
         true
     }
 
@@ -239,6 +243,7 @@ impl Followers {
         };
         match backlog.behind(lsn) {
             Some((offset, selected)) => {
+                let selected = selected.or_else(|| backlog.selected_before(lsn));
                 RecordPosition::At(id.clone(), offset, selected.unwrap_or_default())
             }
             None if lsn > backlog.lsn() => RecordPosition::Later,
@@ -286,14 +291,25 @@ impl Followers {
     /// Returns the number of bytes that the stream has once all that was acknowledged is durable: replicas that
     /// have fewer lack a write that somebody may know of.
     pub fn acknowledged_end(&self) -> Option<u64> {
-        let stream = lock(&self.stream);
-        let backlog = &stream.as_ref()?.backlog;
-        let (mut selected, mut rest) = (backlog.selected(), Vec::new());
-        for words in self.feed.untaken() {
+        let mut stream = lock(&self.stream);
+        let stream = stream.as_mut()?;
+        let taken = stream.backlog.mark();
+        let mut ahead = if stream.ahead.lsn > taken.lsn { stream.ahead } else { taken };
+        let (mut end, mut is_next, mut bytes) = (ahead, true, Vec::new());
+        for (lsn, words) in self.feed.untaken(ahead.lsn) {
+            bytes.clear();
             // Damaged words end the stream when they are taken.
-            let _ = render(&words, &mut selected, &mut rest);
+            let _ = render(&words, &mut end.selected, &mut bytes);
+            end.offset += bytes.len() as u64;
+            // The words of a record before may come later.
+            is_next &= lsn == end.lsn + 1;
+            end.lsn = lsn;
+            if is_next {
+                ahead = end;
+            }
         }
-        Some(backlog.end() + rest.len() as u64)
+        stream.ahead = ahead;
+        Some(end.offset)
     }
 
     /// Returns the memory in bytes of the stream up to the size of the backlog, and that beyond it, which

@@ -132,11 +132,27 @@ impl Pauses {
         (pause.until_ms > self.clock.now_ms()).then_some(pause)
     }
 
-    /// Begins, changes or (with `until_ms` 0) ends a pause.
-    pub fn set(&self, pause: ClientPause) {
-        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
+    /// Begins, changes or (with `until_ms` 0) ends a pause. Returns the one before.
+    pub fn replace(&self, pause: ClientPause) -> ClientPause {
+        let mut held = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         self.paused.store(pause.until_ms != 0, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *held, pause);
+        drop(held);
         self.unpaused.notify_waiters();
+        before
+    }
+
+    /// Ends the pause that clients have asked for.
+    pub fn end(&self) {
+        self.replace(ClientPause::default());
+    }
+
+    /// Puts the pause back that was before another one, unless that was changed meanwhile.
+    pub fn take_back(&self, pause: ClientPause, before: ClientPause) {
+        let is_held = *self.pause.lock().unwrap_or_else(PoisonError::into_inner) == pause;
+        if is_held {
+            self.replace(before);
+        }
     }
 
     /// Waits until no pause is in force that a client has asked for.

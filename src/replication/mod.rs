@@ -95,6 +95,8 @@ fn follow_anew(node: &Arc<Node>, peers: &Arc<Peers>, primary: Primary) {
 
 /// Starts the link of a server that has become a replica.
 fn start_as_replica(applier: Applier, primary: Primary, epoch: u64) {
+    // It would hold the stream of the primary.
+    applier.node.pauses.end();
     // A client that waits to write would be served by the primary's commands. One that begins to
     // wait now is refused when it would be served.
     for client in applier.node.clients.all() {

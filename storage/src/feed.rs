@@ -156,13 +156,14 @@ impl Feed {
         taken
     }
 
-    /// Returns the words of the records that are not taken yet, in the order of the records.
-    pub fn untaken(&self) -> Vec<Bytes> {
+    /// Returns the words of the records behind one that are not taken yet, in order, as far as they are there.
+    pub fn untaken(&self, after: Lsn) -> Vec<RecordWords> {
         let state = self.state();
         if state.next == 0 {
             return Vec::new();
         }
-        state.appended.range(state.next..).map(|(_, words)| words.clone()).collect()
+        let from = state.next.max(after + 1);
+        state.appended.range(from..).map(|(lsn, words)| (*lsn, words.clone())).collect()
     }
 
     /// Makes replies wait until replicas confirm the records that they show, those behind `from`.

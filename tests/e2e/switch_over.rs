@@ -1,7 +1,7 @@
 //! A switch-over by hand: writers are held by CLIENT PAUSE until a replica has all of the primary's stream.
 
 use super::Server;
-use super::followers::{caught_up, count, follow, info, offset, run, until};
+use super::followers::{Reader, caught_up, count, follow, info, offset, run, until};
 use redis::{Commands, Connection, Value, cmd};
 use std::thread::sleep;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn a_pause_on_a_replica_holds_the_stream_of_its_primary() {
             (0..4).for_each(|n| writer.set(format!("large{n}"), &large).expect("SET"));
             sleep(Duration::from_millis(3500));
             assert_eq!(info(&mut reader, "master_link_status"), "up");
-            assert_eq!(reader.exists::<_, bool>("large3").expect("EXISTS"), false);
+            assert!(!reader.exists::<_, bool>("large3").expect("EXISTS"));
             run(&mut reader, &["CLIENT UNPAUSE"]);
         }
         caught_up(&mut writer, &mut reader);
@@ -88,8 +88,88 @@ fn a_replica_that_is_promoted_in_a_pause_is_a_primary_at_once() {
     until("the stream is read", || number(&mut reader, "slave_read_repl_offset") >= stated);
     run(&mut reader, &["REPLICAOF NO ONE", "CLIENT UNPAUSE", "SET own 1"]);
     sleep(Duration::from_millis(1500));
-    assert_eq!(reader.exists::<_, bool>("late").expect("EXISTS"), false);
+    assert!(!reader.exists::<_, bool>("late").expect("EXISTS"));
     assert_eq!(info(&mut reader, "role"), "master");
     let role: Vec<Value> = cmd("ROLE").query(&mut reader).expect("ROLE");
     assert_eq!(role.len(), 3);
+}
+
+/// The offset behind CLIENT PAUSE is the last one: what was admitted before has ended.
+#[test]
+fn a_pause_begins_behind_the_commands_that_run() {
+    for workers in ["1", "2"] {
+        let (primary, _replica, mut writer, mut reader) = pair(&["--workers", workers]);
+        let script =
+            "for i = 1, 2e7 do end redis.call('INCR', KEYS[1]) redis.call('INCR', KEYS[2])";
+        let mut other = primary.client();
+        let running = std::thread::spawn(move || {
+            let _: Value =
+                cmd("EVAL").arg(script).arg(&["2", "a", "b"]).query(&mut other).expect("EVAL");
+        });
+        sleep(Duration::from_millis(50));
+        run(&mut writer, &["CLIENT PAUSE 100000 WRITE"]);
+        let stated = offset(&mut writer);
+        assert_eq!(writer.get::<_, Option<u32>>("b").expect("GET"), Some(1), "{workers} workers");
+        running.join().expect("the script has ended");
+        until("the replica is there", || number(&mut reader, "slave_repl_offset") >= stated);
+        assert_eq!(reader.get::<_, Option<u32>>("b").expect("GET"), Some(1));
+        assert_eq!(offset(&mut writer), stated);
+    }
+}
+
+/// A pause of the writers of a primary does not hold the stream of the one that follows it.
+#[test]
+fn a_primary_that_becomes_a_replica_is_not_paused_any_more() {
+    let (primary, replica, mut writer, mut reader) = pair(&[]);
+    run(&mut writer, &["CLIENT PAUSE 100000 WRITE"]);
+    run(&mut reader, &["REPLICAOF NO ONE"]);
+    let mut waiting = primary.client();
+    let refused = std::thread::spawn(move || waiting.set::<_, _, ()>("late", 1));
+    sleep(Duration::from_millis(100));
+    run(&mut writer, &[&format!("REPLICAOF 127.0.0.1 {}", replica.port())]);
+    let error = refused.join().expect("it is answered").expect_err("a replica takes no writes");
+    assert_eq!(error.code(), Some("READONLY"), "{error}");
+    run(&mut reader, &["SET new 1"]);
+    caught_up(&mut reader, &mut writer);
+    assert_eq!(writer.get::<_, Option<u32>>("new").expect("GET"), Some(1));
+}
+
+/// A former primary that goes on with the stream does not know the database that it has selected itself.
+#[test]
+fn the_stream_of_a_promoted_server_selects_its_database() {
+    let (_primary, replica, mut writer, mut reader) = pair(&[]);
+    run(&mut writer, &["SELECT 2", "SET x 1"]);
+    caught_up(&mut writer, &mut reader);
+    let (id, behind) = (info(&mut writer, "master_replid"), offset(&mut writer) + 1);
+    run(&mut reader, &["REPLICAOF NO ONE", "SELECT 2", "SET y 1"]);
+    let mut former = Reader::connect(&replica);
+    let reply = former.ask(&format!("PSYNC {id} {behind}"));
+    assert!(reply.starts_with("+CONTINUE"), "{reply}");
+    assert_eq!([former.next(), former.next()], ["SELECT 2", "SET y 1"].map(str::to_owned));
+    // It knows by itself which one its former primary has selected, should it follow that again.
+    let (first, _second, mut writer, mut reader) = pair(&[]);
+    run(&mut writer, &["SELECT 2", "SET x 1"]);
+    caught_up(&mut writer, &mut reader);
+    let port = first.port();
+    run(&mut reader, &["REPLICAOF NO ONE", &format!("REPLICAOF 127.0.0.1 {port}")]);
+    run(&mut writer, &["SET y 1"]);
+    caught_up(&mut writer, &mut reader);
+    run(&mut reader, &["SELECT 2"]);
+    assert_eq!(reader.get::<_, Option<u32>>("y").expect("GET"), Some(1));
+}
+
+/// A replica that cannot read for some time, and says how far it is, is not silent.
+#[test]
+fn a_replica_that_does_not_read_is_heard() {
+    let primary = Server::start(&["--repl-timeout", "1"]);
+    let (mut writer, mut reader) = (primary.client(), Reader::connect(&primary));
+    assert!(reader.ask("PSYNC ? -1").starts_with("+FULLRESYNC"));
+    reader.data_set();
+    let large = vec![7u8; 1 << 20];
+    (0..24).for_each(|n| writer.set(format!("large{n}"), &large).expect("SET"));
+    for _ in 0..12 {
+        sleep(Duration::from_millis(300));
+        reader.say("REPLCONF ACK 0");
+    }
+    assert_eq!(info(&mut writer, "connected_slaves"), "1");
 }

@@ -7,7 +7,7 @@ use crate::acl::Account;
 use crate::clients::{Cancel, Client, ClientState};
 use crate::commands::{Handler, Spec};
 use crate::node::{ClientPause, Node, PauseReason};
-use crate::routing::{Call, CallOutcome};
+use crate::routing::{Call, CallOutcome, Waiting, at_rest};
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
 use flagstone_commands::{ErrorText, Group, arg, error, flag, is_word};
@@ -15,6 +15,14 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long CLIENT PAUSE waits for the commands that run.
+const PAUSING: Duration = Duration::from_secs(5);
+
+/// Error text for a pause that commands keep from beginning.
+const NOT_AT_REST: &str = "ERR commands that began before do not end, such as those that wait for a store: nothing is paused";
 
 /// Selects the connections that CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
@@ -309,8 +317,8 @@ fn reply(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
-/// `CLIENT PAUSE timeout-ms [WRITE | ALL]`
-fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+/// Returns the pause that is asked for: one that is in force is neither shortened nor loosened.
+fn wanted_pause(node: &Node, args: Args<'_>) -> Result<ClientPause, ErrorText> {
     let writes_only = match args.get(3) {
         _ if args.len() > 4 => return Err(error::SYNTAX.into()),
         None => false,
@@ -321,29 +329,42 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let timeout =
         parse_i64(arg(args, 2)?).ok_or("ERR timeout is not an integer or out of range")?;
     let timeout = u64::try_from(timeout).map_err(|_| "ERR timeout is negative")?;
-    let now_ms = cx.node.clock.now_ms();
-    let until_ms = now_ms + timeout;
+    let until_ms = node.clock.now_ms() + timeout;
     if i64::try_from(until_ms).is_err() {
         return Err("ERR timeout is out of range".into());
     }
-    // A pause that is in force is neither shortened nor loosened.
-    let held = cx
-        .node
-        .pauses
-        .of_clients()
-        .unwrap_or(ClientPause { writes_only: true, ..ClientPause::default() });
-    cx.node.pauses.set(ClientPause {
+    let held = node.pauses.of_clients();
+    let held = held.unwrap_or(ClientPause { writes_only: true, ..ClientPause::default() });
+    Ok(ClientPause {
         reason: PauseReason::Client,
         until_ms: until_ms.max(held.until_ms),
         writes_only: writes_only && held.writes_only,
-    });
-    cx.out.ok();
-    Ok(())
+    })
+}
+
+/// `CLIENT PAUSE timeout-ms [WRITE | ALL]`
+fn pause<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let wanted = wanted_pause(cx.node, args)?;
+        let before = cx.node.pauses.replace(wanted);
+        // Who waits for the offset of the stream, or copies the data, relies on it that nothing changes behind
+        // the reply: commands that were admitted before, scripts above all, end first.
+        let rested = match timeout(PAUSING, at_rest(cx.worker, async {})).await {
+            Ok(rested) => rested.map_err(|error| error.text),
+            Err(_) => Err(NOT_AT_REST.to_owned()),
+        };
+        if let Err(text) = rested {
+            cx.node.pauses.take_back(wanted, before);
+            return Err(text.into());
+        }
+        cx.out.ok();
+        Ok(())
+    })
 }
 
 /// `CLIENT UNPAUSE`
 fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.node.pauses.set(ClientPause::default());
+    cx.node.pauses.end();
     cx.out.ok();
     Ok(())
 }
@@ -518,7 +539,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes commands of all connections wait.",
         arity: -3,
         flags: ANY_TIME.union(flag!(ADMIN)),
-        run: Handler::Session(pause),
+        run: Handler::Wait(pause),
         ..Spec::NEW
     },
     Spec {

@@ -7,6 +7,7 @@ use crate::routing::at_rest;
 use crate::worker::{Peers, Worker};
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::feed::{FeedTail, ID_BYTES};
+use flagstone_storage::words::RoundWords;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,12 +48,23 @@ async fn begin_at_rest(
         followers.begin(&id, node.journal.end(), followed, now_ms);
         // A start finds the stream by its records, and nobody may write for long. If it cannot be
         // appended, nothing else can.
-        let _ = followers.feed.append(&*node.journal, now_ms, &Sealed::default(), &[]);
+        let _ = followers.feed.append(&*node.journal, now_ms, &begin_record(), &[]);
         Ok(())
     });
     begun.await??;
     tracing::info!("the stream for replicas has begun");
     Ok(())
+}
+
+/// Returns the first record of a stream, which makes it select its database: the former primary may be among
+/// those who go on with it, and does not know the one that it has selected itself.
+fn begin_record() -> Sealed {
+    let mut words = RoundWords::default();
+    words.want(true);
+    words.reselect();
+    let mut record = Sealed::default();
+    record.words = words.into_bytes();
+    record
 }
 
 /// Begins the stream of a server that has followed another one, and still refuses writes: other

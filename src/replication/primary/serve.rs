@@ -19,6 +19,7 @@ use std::mem::take;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
@@ -143,13 +144,26 @@ impl ReplicaLink<'_> {
                         self.follower.heard(None, None, self.node().clock.now_ms());
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.stream.writable().await?;
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.drain().await?,
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Waits until more can be sent, and listens meanwhile: a replica that does not read now may say how far
+    /// it is.
+    async fn drain(&mut self) -> Result<()> {
+        loop {
+            let is_writable = poll_fn(|cx| match self.stream.poll_writable(cx) {
+                Poll::Ready(writable) => Poll::Ready(writable.map(|()| true)),
+                Poll::Pending => self.stream.poll_readable(cx).map_ok(|()| false),
+            });
+            match is_writable.await? {
+                true => return Ok(()),
+                false => self.listen()?,
+            }
+        }
     }
 
     /// Makes the data set and sends it; `marks`: a mark ends it. Returns the id of the stream, and the

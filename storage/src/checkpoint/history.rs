@@ -51,13 +51,14 @@ pub(super) async fn copy_history(
 }
 
 /// Passes the records in these directories, each a journal, to `each`: in order, none twice. A gap
-/// between two of them ends the replay. Returns the last lsn.
+/// ends the replay, between two directories or within one: backups were once made with such gaps. Returns
+/// the last lsn.
 pub(super) fn replay(
     dirs: &[PathBuf],
     after: Lsn,
     each: &mut dyn FnMut(&Record) -> Result<(), JournalError>,
 ) -> Result<Lsn> {
-    let mut last = after;
+    let (mut last, mut epoch, mut is_cut) = (after, None, false);
     for dir in dirs {
         let options = Options { disk: disk(), ..Options::default() };
         let recovery = LocalJournal::recover(dir, options)
@@ -66,9 +67,16 @@ pub(super) fn replay(
             break;
         }
         recovery.replay::<JournalError>(last + 1, |record| {
-            last = record.lsn;
+            is_cut |= epoch == Some(record.epoch) && record.lsn != last + 1;
+            if is_cut {
+                return Ok(());
+            }
+            (last, epoch) = (record.lsn, Some(record.epoch));
             each(record)
         })?;
+        if is_cut {
+            break;
+        }
         last = last.max(recovery.end());
     }
     Ok(last)

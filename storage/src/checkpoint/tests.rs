@@ -1,6 +1,7 @@
 //! Tests that need no data.
 
 use super::*;
+use std::path::{Path, PathBuf};
 
 #[test]
 fn moments_are_read() {
@@ -49,4 +50,38 @@ fn a_description_with_slots_that_are_no_division_is_refused() {
     {
         assert!(read(slots).is_err(), "{slots}");
     }
+}
+
+/// Writes records of one byte, by lsn and epoch, as a journal in a new directory.
+fn records_in(dir: &Path, after: Lsn, records: &[(Lsn, u64)]) -> PathBuf {
+    let disk = std::sync::Arc::new(crate::journal::RealDisk);
+    let mut extract = crate::journal::Extract::create(disk, dir, 7, after).unwrap();
+    for &(lsn, epoch) in records {
+        let (shards, body) = (vec![0], bytes::Bytes::from_static(b"x"));
+        extract.push(&crate::journal::Record { lsn, epoch, time_ms: 1, shards, body }).unwrap();
+    }
+    let (lsn, epoch) = *records.last().unwrap();
+    extract.finish(epoch, lsn).unwrap();
+    dir.to_path_buf()
+}
+
+#[test]
+fn a_gap_between_the_records_of_two_backups_ends_a_replay() {
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    let one = records_in(&at("1"), 0, &[(1, 1), (2, 1), (3, 1), (4, 1)]);
+    // A backup was once made so when the journal had the end of record 5 only.
+    let with_gap = records_in(&at("2"), 4, &[(6, 1), (7, 1)]);
+    // Between two lives there are lsns without a record.
+    let of_another_life = records_in(&at("3"), 4, &[(9, 2), (10, 2)]);
+    let replayed = |second: &PathBuf| {
+        let (mut lsns, dirs) = (Vec::new(), [one.clone(), second.clone()]);
+        let last = history::replay(&dirs, 0, &mut |record| {
+            lsns.push(record.lsn);
+            Ok(())
+        });
+        (lsns, last.unwrap())
+    };
+    assert_eq!(replayed(&with_gap), (vec![1, 2, 3, 4], 4));
+    assert_eq!(replayed(&of_another_life), (vec![1, 2, 3, 4, 9, 10], 10));
 }

@@ -111,7 +111,7 @@ fn run(seed: u64, kind: Kind) -> usize {
     println!("seed {seed}, {kind:?}");
     let mut this = BackedUp::new(seed, kind);
     for _ in 0..LIVES {
-        this = this.live(seed % 3 == 0);
+        this = this.live(seed.is_multiple_of(3));
     }
     let first = this.stored.iter().min_by_key(|it| it.lsn).unwrap();
     let first = first.reaches().max(first.after + 1);
