@@ -1,12 +1,14 @@
 //! The size of the data set next to `maxmemory`, as the workers publish it.
 //!
 //! `used_memory` is the memory that the reference would need for the data set, wherever the data
-//! are. Without `maxmemory` nobody compares it, and it is published ten times a second.
+//! are, and the large buffers of clients, which count for `maxmemory` there as well. Without
+//! `maxmemory` nobody compares it, and the size of the data set is published ten times a second.
 
 use crate::config::{MaxmemoryPolicy, Settings};
 use flagstone_storage::times::DataSetSize;
 use flagstone_storage::value::AccessCounting;
 use flagstone_storage::value::SIZE_UNIT;
+use flagstone_wire::client_memory::CLIENTS;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes that count although there are no keys: about those of the reference behind its start.
@@ -39,6 +41,8 @@ pub struct DataSet {
     /// How accesses are counted: 0, or 1 and the factor and the time behind it.
     counting: AtomicU64,
     peak: AtomicU64,
+    /// Returns the bytes of the clients' large buffers.
+    buffers: fn() -> u64,
     shares: Vec<Share>,
 }
 
@@ -50,6 +54,7 @@ impl DataSet {
             is_volatile: AtomicBool::new(false),
             counting: AtomicU64::new(0),
             peak: AtomicU64::new(EMPTY_BYTES),
+            buffers: || CLIENTS.taken(),
             shares: (0..workers).map(|_| Share::default()).collect(),
         }
     }
@@ -92,15 +97,20 @@ impl DataSet {
         share.keys.store(size.keys, Ordering::Relaxed);
         share.expires.store(size.expires, Ordering::Relaxed);
         share.units.store(size.units, Ordering::Relaxed);
-        self.peak.fetch_max(self.bytes(), Ordering::Relaxed);
+        self.peak.fetch_max(self.used(), Ordering::Relaxed);
     }
 
-    /// Returns the size of the data set in bytes, `used_memory`.
+    /// Returns the size of the data set in bytes.
     pub fn bytes(&self) -> u64 {
         EMPTY_BYTES + SIZE_UNIT * self.sum(|share| &share.units)
     }
 
-    /// Returns the greatest size so far.
+    /// Returns what `maxmemory` limits, `used_memory`: the data set and the clients' buffers.
+    pub fn used(&self) -> u64 {
+        self.bytes() + (self.buffers)()
+    }
+
+    /// Returns the greatest [`used`](Self::used) so far.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -119,11 +129,11 @@ impl DataSet {
     fn excess(&self) -> u64 {
         match self.limit.load(Ordering::Relaxed) {
             0 => 0,
-            limit => self.bytes().saturating_sub(limit),
+            limit => self.used().saturating_sub(limit),
         }
     }
 
-    /// Returns true if the data set exceeds its limit, and no key may be evicted.
+    /// Returns true if the limit is exceeded, and no key may be evicted.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.is_limited() && self.excess() > 0 && !self.may_shrink()
@@ -167,7 +177,7 @@ mod tests {
     use super::*;
 
     fn with(policy: MaxmemoryPolicy, maxmemory: u64) -> DataSet {
-        let data_set = DataSet::new(2);
+        let data_set = DataSet { buffers: || 0, ..DataSet::new(2) };
         let settings = Settings { maxmemory, maxmemory_policy: policy, ..Settings::default() };
         data_set.apply(&settings);
         data_set
@@ -200,6 +210,19 @@ mod tests {
             assert_eq!(data_set.to_free(1) > 0, !is_full);
         }
         assert!(with(MaxmemoryPolicy::AllkeysLru, 1).is_full(), "there is no key to evict");
+    }
+
+    #[test]
+    fn buffers_of_clients_count() {
+        let mut data_set = with(MaxmemoryPolicy::AllkeysLru, EMPTY_BYTES + 800);
+        data_set.publish(0, size(10, 0, 100));
+        assert_eq!((data_set.to_free(0), data_set.used()), (0, EMPTY_BYTES + 800));
+        data_set.buffers = || 400;
+        assert_eq!((data_set.bytes(), data_set.used()), (EMPTY_BYTES + 800, EMPTY_BYTES + 1200));
+        assert!(data_set.to_free(0) >= 50 && data_set.debt() > 0.0);
+        let mut data_set = with(MaxmemoryPolicy::Noeviction, EMPTY_BYTES + 800);
+        data_set.buffers = || 801;
+        assert!(data_set.is_full());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Deletes keys while the data set is larger than `maxmemory` allows.
+//! Deletes keys while the data set, with the large buffers of clients, is larger than `maxmemory` allows.
 //!
 //! After each commit beyond the limit the evictor frees the worker's part of the excess. Keys in
 //! memory are chosen by samples, as in the reference. Keys that are not in memory were not used for

@@ -5,6 +5,7 @@ use super::blind::{info, number, run};
 use super::checkpoints::done;
 use super::replica::{EMPTY, Primary, follow};
 use redis::Connection;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// How long something may take on a busy machine.
@@ -232,6 +233,30 @@ fn beyond_the_limit_what_needs_memory_is_refused_if_nothing_may_go() {
     }
     assert!(refused(&mut client, &["SET", "other", "v"]).contains(OOM));
     assert_eq!(number(&mut client, &["EXISTS", "plain", "k"]), 2);
+}
+
+#[test]
+fn replies_that_a_client_does_not_read_count_as_in_redis() {
+    let server = Server::start(&["--appendfsync", "everysec"]);
+    let mut client = server.client();
+    for n in 0..40 {
+        run(&mut client, &["SET", &format!("k{n}"), &"v".repeat(100_000)]);
+    }
+    let before = used(&mut client);
+    set(&mut client, "maxmemory-policy", "allkeys-lru");
+    set(&mut client, "maxmemory", &(before + (2 << 20)).to_string());
+    assert_eq!(info(&mut client, "evicted_keys"), "0");
+    let mut lazy = server.socket();
+    lazy.write_all(&b"GET k39\r\n".repeat(120)).expect("sent");
+    let begun = Instant::now();
+    while info(&mut client, "evicted_keys") == "0" {
+        assert!(begun.elapsed() < PATIENCE, "nothing is evicted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(number(&mut client, &["DBSIZE"]) < 40);
+    drop(lazy);
+    let of_keys = info(&mut client, "used_memory_dataset").parse::<u64>().expect("a number");
+    sinks_to(&mut client, of_keys + (1 << 20), "nobody has anything to read");
 }
 
 #[test]

@@ -52,6 +52,11 @@ impl Account {
         }
     }
 
+    /// Returns the memory of all large buffers in bytes.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed) as u64
+    }
+
     /// Returns true if the limit of all is exceeded: then clients that take most are closed.
     #[inline]
     pub fn is_over(&self) -> bool {

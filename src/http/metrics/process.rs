@@ -74,8 +74,11 @@ fn put_memory(text: &mut MetricsText, node: &Node) {
 }
 
 fn put_data_set(text: &mut MetricsText, node: &Node) {
-    text.gauge("data_set_bytes", "Size of the data set, in memory and on disk: used_memory.")
-        .value(node.health.data_set.bytes());
+    text.gauge(
+        "data_set_bytes",
+        "Size of the data set, in memory and on disk: used_memory without buffers of clients.",
+    )
+    .value(node.health.data_set.bytes());
     text.gauge("data_set_limit_bytes", "maxmemory; 0: none.")
         .value(node.config.settings().maxmemory);
 }

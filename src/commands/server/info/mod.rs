@@ -289,9 +289,9 @@ impl Page<'_> {
     fn memory(&mut self) {
         let settings = self.worker.settings();
         let used = process::memory();
-        let bytes = self.node.health.data_set.bytes();
+        let bytes = self.node.health.data_set.used();
         let clients: u64 = self.node.clients.all().iter().map(|c| c.memory()).sum();
-        self.data_set(bytes, used.resident);
+        self.used_memory(bytes, used.resident);
         self.fields(&[
             ("allocator_allocated", &used.resident),
             ("allocator_active", &used.resident),
@@ -349,10 +349,10 @@ impl Page<'_> {
         ]);
     }
 
-    /// Writes the size of the data set, next to the memory of the process.
-    fn data_set(&mut self, bytes: u64, resident: u64) {
+    /// Writes what `maxmemory` limits, next to the memory of the process.
+    fn used_memory(&mut self, bytes: u64, resident: u64) {
         let peak = self.node.health.data_set.peak();
-        let of_keys = bytes - EMPTY_BYTES;
+        let of_keys = self.node.health.data_set.bytes() - EMPTY_BYTES;
         let percent =
             |part: u64, whole: u64| format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64);
         self.sized("used_memory", bytes);
@@ -360,7 +360,7 @@ impl Page<'_> {
         self.sized("used_memory_peak", peak);
         self.fields(&[
             ("used_memory_peak_perc", &percent(bytes, peak)),
-            ("used_memory_overhead", &EMPTY_BYTES),
+            ("used_memory_overhead", &bytes.saturating_sub(of_keys)),
             ("used_memory_startup", &EMPTY_BYTES),
             ("used_memory_dataset", &of_keys),
             ("used_memory_dataset_perc", &percent(of_keys, bytes)),
