@@ -20,12 +20,17 @@
 //! locked and loaded it; only then is a turn claimed. A task that ends with locks held (a parked
 //! command, a coordinator's hold) serves the waiters before it releases the locks.
 //!
+//! Waiters of the keys of a transaction that has commands on the server, too, are served when these
+//! have run (`postponed.rs`).
+//!
 //! A command with further keys on other workers (BLMOVE) runs at a coordinator, which holds its
 //! turn; until it has ended, no later waiter is served from the key.
 
+mod postponed;
 mod serve;
 mod table;
 
+pub use postponed::PostponedKeys;
 pub(crate) use serve::{ServeAttempt, Serves, Step, end_detached, serve_all, step};
 pub(crate) use table::{Content, HeldLocks, WaitTable};
 

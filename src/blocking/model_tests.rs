@@ -192,6 +192,10 @@ impl Serves for ModelWorker {
         Some(if exists { Content { type_name: "stream", state } } else { Content::NONE })
     }
 
+    fn is_postponed(&self, _: &Key) -> bool {
+        false
+    }
+
     fn fetch(&self, key: &Key) {
         self.net.post(self.number, false, Message::Fetched(key.clone()));
     }

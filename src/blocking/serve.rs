@@ -32,6 +32,9 @@ pub(crate) trait Serves {
     /// Returns a key's content; `None` if it is locked or not in memory.
     fn content_of(&self, key: &Key) -> Option<Content>;
 
+    /// Returns true if the waiters of a key are served later: then it is marked again.
+    fn is_postponed(&self, key: &Key) -> bool;
+
     /// Starts a task that learns the key's type, and serves then; the key is busy meanwhile.
     fn fetch(&self, key: &Key);
 
@@ -97,7 +100,7 @@ pub(crate) fn serve_all(at: &impl Serves) {
 
 fn serve_key(at: &impl Serves, key: &Key) {
     let mut after = 0;
-    while at.table().borrow().is_free(key) {
+    while at.table().borrow().is_free(key) && !at.is_postponed(key) {
         let Some(content) = at.content_of(key) else {
             at.table().borrow_mut().set_busy(key, true);
             return at.fetch(key);

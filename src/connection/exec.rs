@@ -106,7 +106,13 @@ impl Connection {
         if transaction.is_broken() {
             return Ok(self.fail_exec(exec, args, ABORTED, out));
         }
+        let mut postponed = None;
         if transaction.is_mixed() {
+            let db = self.session.db;
+            postponed = self.worker.postpone_waiters(|| {
+                let keys = exec.keys(transaction.args(), db).into_iter();
+                keys.map(|(db, key)| (db, key.into())).collect()
+            });
             let node = &self.worker.node;
             transaction
                 .note_logins(|command, args| routing::handlers(command).account?(node, args));
@@ -130,6 +136,7 @@ impl Connection {
         } else {
             out.append(ran.reply.as_bytes());
         }
+        drop(postponed);
         out.take_lack(&mut ran.reply);
         self.show(exec, args);
         Ok(ended)

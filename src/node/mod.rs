@@ -40,15 +40,14 @@ pub use stats::{
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::acl::{Accounts, DenialLog};
+use crate::blocking::PostponedKeys;
 use crate::clients::{ClientState, Clients};
 use crate::cluster::Cluster;
 use crate::command::{Outcome, Request, RoundError};
-use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::followers::{Followers, max_lag_s};
 use crate::functions::SharedLibraries;
 use crate::pubsub::PubSub;
-use crate::rates::Rates;
 use crate::tls::TlsSlot;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
@@ -145,6 +144,8 @@ pub struct Node {
     pub inline_sync: bool,
     pub health: Health,
     pub pauses: Pauses,
+    /// Keys whose blocked clients are served later.
+    pub postponed: PostponedKeys,
     pub ending: Ending,
     /// Serialises CONFIG SET.
     pub(crate) configuring: tokio::sync::Mutex<()>,
@@ -181,13 +182,7 @@ impl Node {
         let cluster = parts.joined.as_ref().map(|(_, cluster)| cluster.clone());
         let shared = parts.joined.map(SharedLibraries::new);
         let code = Code::new(parts.stored.libraries, shared, &budget)?;
-        let figures = Figures {
-            stats: (0..workers).map(|_| Arc::default()).collect(),
-            rates: Rates::default(),
-            command_logs: CommandLogs::default(),
-            requests: parts.requests,
-            start: StartFacts::now(clock.now_ms()),
-        };
+        let figures = Figures::new(workers, parts.requests, &clock);
         let pressure = Pressure {
             pace: Pace::default(),
             squeeze: Squeeze::default(),
@@ -208,6 +203,7 @@ impl Node {
                 followers.acks.clone(),
             ),
             pauses: Pauses::new(clock.clone()),
+            postponed: PostponedKeys::default(),
             ending: Ending::new(workers),
             imports: AtomicBool::new(config.settings().import_mode),
             inline_sync: workers == 1 && !journal.is_remote(),

@@ -11,6 +11,7 @@ use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
 use crate::tls::TlsSlot;
+use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::place::Requests;
 use std::sync::{Arc, OnceLock};
@@ -70,6 +71,18 @@ pub struct Figures {
     /// Requests to the bucket of the data, and to that of the journal, which may be the same.
     pub requests: [Arc<Requests>; 2],
     pub start: StartFacts,
+}
+
+impl Figures {
+    pub(super) fn new(workers: usize, requests: [Arc<Requests>; 2], clock: &Clock) -> Self {
+        Self {
+            stats: (0..workers).map(|_| Arc::default()).collect(),
+            rates: Rates::default(),
+            command_logs: CommandLogs::default(),
+            requests,
+            start: StartFacts::now(clock.now_ms()),
+        }
+    }
 }
 
 /// Limits of memory, and the means that keep commands within them.

@@ -12,7 +12,7 @@ use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,6 +34,29 @@ pub(super) struct Waiters {
 pub(crate) struct Delivery {
     waiter: Arc<Waiter>,
     ran: Ran,
+}
+
+/// Keys whose waiters are served when this is dropped.
+pub(crate) struct PostponedWaiters {
+    worker: Rc<Worker>,
+    keys: Vec<Key>,
+}
+
+impl Drop for PostponedWaiters {
+    fn drop(&mut self) {
+        let node = &self.worker.node;
+        node.postponed.remove(&self.keys);
+        let mut by_owner: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
+        for key in std::mem::take(&mut self.keys) {
+            by_owner.entry(node.owner(&key.1)).or_default().push(key);
+        }
+        for (owner, keys) in by_owner {
+            self.worker.peers.send(owner, move |worker| {
+                worker.touch_waiters(keys.iter().map(|(db, key)| (*db, &**key)));
+                worker.serve_waiters();
+            });
+        }
+    }
 }
 
 impl Serves for Rc<Worker> {
@@ -80,6 +103,10 @@ impl Serves for Rc<Worker> {
             self.note_news(self.rounds.seen(seen), 0, notes, Vec::new());
         }
         Some(content)
+    }
+
+    fn is_postponed(&self, key: &Key) -> bool {
+        self.node.postponed.has(key)
     }
 
     fn fetch(&self, key: &Key) {
@@ -223,6 +250,21 @@ impl Worker {
         let before = self.waiters.table.borrow_mut().hold(held);
         self.serve_waiters();
         self.waiters.table.borrow_mut().hold(before);
+    }
+
+    /// Postpones the waiters of some keys until the guard is dropped; `None` if no client waits for
+    /// any key.
+    pub(crate) fn postpone_waiters(
+        self: &Rc<Self>,
+        keys: impl FnOnce() -> Vec<Key>,
+    ) -> Option<PostponedWaiters> {
+        let mut stats = self.node.figures.stats.iter();
+        let is_awaited = stats.any(|s| s.audience.awaited_keys.load(Ordering::Relaxed) > 0);
+        is_awaited.then(|| {
+            let keys = keys();
+            self.node.postponed.add(&keys);
+            PostponedWaiters { worker: self.clone(), keys }
+        })
     }
 
     /// Returns true if a waiter's command may use a key now.

@@ -428,6 +428,36 @@ fn settings_and_pauses_respect_waiting_clients() {
 }
 
 #[test]
+fn waiters_see_a_transaction_when_all_of_its_commands_have_run() {
+    for workers in ["1", "2"] {
+        let server = start(workers, "everysec");
+        let mut client = Client::new(&server);
+        let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+        for key in &keys {
+            let mut waiter = Client::waiting(&server, &mut client, &format!("BLPOP {key} 0"));
+            client.wait_info("total_blocking_keys", 1);
+            // The element expires in the transaction.
+            let sleep = "DEBUG SLEEP 0.15";
+            for queued in [&format!("RPUSH {key} a"), &format!("PEXPIRE {key} 30"), sleep] {
+                if queued.starts_with("RPUSH") {
+                    assert_eq!(client.ask("MULTI"), "OK");
+                }
+                assert_eq!(client.ask(queued), "QUEUED");
+            }
+            assert_eq!(client.ask("EXEC"), "[1 1 OK]", "{workers}");
+            assert!(waiter.is_silent(), "{workers}");
+            assert_eq!(client.ask("MULTI"), "OK");
+            assert_eq!(client.ask(&format!("RPUSH {key} b c")), "QUEUED");
+            assert_eq!(client.ask("CLIENT SETNAME one"), "QUEUED");
+            assert_eq!(client.ask("EXEC"), "[2 OK]", "{workers}");
+            assert_eq!(waiter.read(), format!("[{key} b]"), "{workers}");
+            assert_eq!(client.ask(&format!("LPOP {key}")), "c");
+        }
+        client.wait_info("blocked_clients", 0);
+    }
+}
+
+#[test]
 fn every_element_is_delivered_once_however_clients_come_and_go() {
     const ELEMENTS: usize = 3000;
     const KEYS: usize = 8;
