@@ -5,7 +5,7 @@ use crate::config::Settings;
 use flagstone_commands::flag;
 use flagstone_storage::KeyHash;
 use flagstone_storage::need::Key;
-use flagstone_wire::resp::{Args, OwnedArgs, Proto};
+use flagstone_wire::resp::{Args, OwnedArgs, Proto, Reply};
 
 /// State of the session on which a command depends.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,8 @@ pub struct Request {
     pub account: u64,
     /// True if the connection tracks the keys that it reads.
     pub track: bool,
+    /// True if the client is never closed for its memory (CLIENT NO-EVICT).
+    pub spared: bool,
     /// True if the command was blocked, and runs again because there may be something for it.
     pub again: bool,
     /// True if a coordinator's command, or a unit, sees expired keys as long as nothing else has
@@ -36,9 +38,17 @@ impl Request {
             client: 0,
             account: 0,
             track: false,
+            spared: false,
             again: false,
             sees_expired: false,
         }
+    }
+
+    /// Creates a buffer for its reply.
+    pub fn reply(&self) -> Reply {
+        let mut reply = Reply::new(self.proto);
+        reply.spare(self.spared);
+        reply
     }
 
     /// Returns true if the stream of a primary has the command: the server's state does not refuse

@@ -41,7 +41,7 @@ impl Connection {
         };
         let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
         let args = parser.args(&buf);
-        let mut out = Reply::new(self.session.proto);
+        let mut out = self.session.request().reply();
         let mode = self.session.reply_mode;
         if self.session.reply_mode == ReplyMode::SkipNext {
             self.session.reply_mode = ReplyMode::Skip;

@@ -3,6 +3,7 @@
 
 use super::gate;
 use super::scattered::Scattered;
+use crate::clients::ClientState;
 use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError};
 use crate::config::Settings;
 use crate::node::Health;
@@ -10,7 +11,7 @@ use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{CmdBatch, Executed, MAX_REPLIES, Ran, Room, Shown, Worker};
 use flagstone_storage::KeyHash;
-use flagstone_wire::resp::{Args, Proto, Reply};
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -92,9 +93,11 @@ pub(super) struct Cycle {
 }
 
 impl Cycle {
-    pub(super) fn new(worker: &Worker, proto: Proto) -> Self {
+    pub(super) fn new(worker: &Worker, session: &Session) -> Self {
+        let mut out = Reply::in_buffer(session.proto, worker.buffers.take_reply_buffer());
+        out.spare(session.client.is(ClientState::NO_EVICT));
         Self {
-            out: Reply::in_buffer(proto, worker.buffers.take_reply_buffer()),
+            out,
             pieces: VecDeque::new(),
             own: Vec::with_capacity(FIRST_ENDS),
             plain: true,
@@ -298,7 +301,7 @@ impl Cycle {
         if self.out.is_lost() || worker.wait_shown(&self.shown).await.is_ok() {
             return (self.out, self.own);
         }
-        let mut whole = CheckedReplies::new(worker, self.own.len());
+        let mut whole = CheckedReplies::new(worker, self.own.len(), self.out.is_spared());
         let mut from = 0;
         for end in &self.own {
             whole.push_own(&self.shown, *end, &self.out.as_bytes()[from..end.at]);
@@ -318,9 +321,11 @@ pub(super) struct CheckedReplies<'a> {
 }
 
 impl<'a> CheckedReplies<'a> {
-    pub(super) fn new(worker: &'a Worker, replies: usize) -> Self {
+    pub(super) fn new(worker: &'a Worker, replies: usize, is_spared: bool) -> Self {
         let to_disk = worker.is_always();
-        Self { worker, to_disk, bytes: Reply::default(), ends: Vec::with_capacity(replies) }
+        let mut bytes = Reply::default();
+        bytes.spare(is_spared);
+        Self { worker, to_disk, bytes, ends: Vec::with_capacity(replies) }
     }
 
     /// Appends a reply from the cycle's buffer; the outcome of every round that the buffer shows is
@@ -362,15 +367,16 @@ pub(super) async fn confirmed(
     }
     match worker.node.health.confirm_owner(&worker.settings()).await {
         Ok(()) => replies,
-        Err(text) => disowned(worker, replies.as_bytes(), ends, text),
+        Err(text) => disowned(worker, &replies, ends, text),
     }
 }
 
 /// Replaces replies that may be out of date by errors. A reply that shows no data stays.
-fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &'static str) -> Reply {
+fn disowned(worker: &Worker, replies: &Reply, ends: &[End], text: &'static str) -> Reply {
     let (mut whole, mut from) = (Reply::default(), 0);
+    whole.spare(replies.is_spared());
     for end in ends {
-        let reply = &replies[from..end.at];
+        let reply = &replies.as_bytes()[from..end.at];
         let shows_data = end.command.is_some() && end.outcome != Outcome::Refused;
         let may_change = end.command.is_some_and(gate::may_change);
         let told = shows_data.then(|| RoundError::from(Health::uncertain(text, may_change)));

@@ -165,7 +165,7 @@ impl Connection {
             count(&self.worker.stats().reads, 1);
             count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
-            let mut cycle = Cycle::new(&self.worker, self.session.proto);
+            let mut cycle = Cycle::new(&self.worker, &self.session);
             let pause = if self.buf.is_empty() {
                 let (pause, consumed) = self.parse_from(&scratch[..n], &mut cycle);
                 self.buf.extend_from_slice(&scratch[consumed..n]);
@@ -259,7 +259,7 @@ impl Connection {
                     }
                 }
             }
-            cycle = Cycle::new(&self.worker, self.session.proto);
+            cycle = Cycle::new(&self.worker, &self.session);
             pause = self.parse_buffered(&mut cycle);
         }
     }

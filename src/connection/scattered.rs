@@ -109,7 +109,7 @@ impl Scattered {
         if self.out.is_lost() {
             return (self.out, None);
         }
-        let mut whole = CheckedReplies::new(worker, self.pieces.len());
+        let mut whole = CheckedReplies::new(worker, self.pieces.len(), self.out.is_spared());
         while whole.bytes.len() <= MAX_REPLIES
             && !whole.bytes.lacks_room()
             && let Some(piece) = self.pieces.pop_front()

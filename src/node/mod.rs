@@ -173,7 +173,7 @@ impl Node {
         LATENCY.set_clock(clock.clone());
         LATENCY.set_threshold(config.settings().latency_monitor_threshold_ms);
         let budget = Budget::new(&config.settings()).with_shards(layout.shards());
-        CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
+        Self::limit_client_memory(&config.settings());
         let broadcast = Broadcast {
             listeners: ChangeListeners::new(budget.prefixes),
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
@@ -240,6 +240,23 @@ impl Node {
         bytes > (self.pressure.budget.parked / self.shard_workers) as u64
     }
 
+    /// Applies the limits of the memory that connections may take. Replies to clients that are never closed
+    /// for it (CLIENT NO-EVICT) have those of `auto`, if these are wider.
+    pub fn limit_client_memory(settings: &Settings) {
+        let (limit, own) =
+            (Self::client_memory_limit(settings), Self::own_client_memory_limit(settings));
+        let spared = Limit { all: own.all.max(limit.all), single: own.single.max(limit.single) };
+        CLIENTS.set_limit(limit, spared);
+    }
+
+    /// Returns the limits of `maxmemory-clients auto`.
+    fn own_client_memory_limit(settings: &Settings) -> Limit {
+        let all = (settings.memory_budget / 8).max(CLIENTS_MIN);
+        // A buffer that grows has up to twice the capacity of its contents.
+        let value = (settings.data.proto_max_bulk_len as u64).saturating_mul(2);
+        Limit { all, single: all.saturating_add(value) }
+    }
+
     /// Returns the memory that connections may take (`maxmemory-clients`). With `auto`, one
     /// connection may also receive or send one value of the maximum length.
     pub fn client_memory_limit(settings: &Settings) -> Limit {
@@ -249,12 +266,7 @@ impl Node {
         };
         let strict = |all| Limit { all, single: all };
         match settings.maxmemory_clients {
-            ClientMemory::Auto => {
-                let all = (settings.memory_budget / 8).max(CLIENTS_MIN);
-                // A buffer that grows has up to twice the capacity of its contents.
-                let value = (settings.data.proto_max_bulk_len as u64).saturating_mul(2);
-                Limit { all, single: all.saturating_add(value) }
-            }
+            ClientMemory::Auto => Self::own_client_memory_limit(settings),
             ClientMemory::Bytes(bytes) => strict(bytes),
             ClientMemory::Percent(percent) => {
                 let bytes = u128::from(percent_of) * u128::from(percent) / 100;

@@ -129,8 +129,8 @@ pub(crate) async fn coordinate(
     command: &OwnedCommand,
     request: CoordinatorRequest,
 ) -> Ran {
-    let Request { client: id, proto, .. } = command.request;
-    let mut out = Reply::new(proto);
+    let Request { client: id, .. } = command.request;
+    let mut out = command.request.reply();
     let patience = Patience::of(command.command, &command.request);
     let mut held =
         Coordination { client: changer(command.command, id), patience, ..Coordination::default() };
@@ -360,8 +360,8 @@ fn run_here(
     settings: &Settings,
     mut store: Store,
 ) -> unit::UnitRun {
-    let Request { db, again, proto, .. } = command.request;
-    let mut out = Reply::new(proto);
+    let Request { db, again, .. } = command.request;
+    let mut out = command.request.reply();
     let began = Instant::now();
     let unit = Unit::here(&worker.node, worker.id, command.request, settings, began);
     let settings = &settings.data;

@@ -18,7 +18,6 @@ use crate::worker::{LockKey, Worker};
 use flagstone_commands::Stop;
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
-use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -72,7 +71,7 @@ async fn run_for(
     command: &OwnedCommand,
 ) -> Result<Vec<u8>, UnitStop> {
     let Request { db, proto, client, .. } = command.request;
-    let mut out = Reply::new(proto);
+    let mut out = command.request.reply();
     let (handlers, args) = (handlers(command.command), command.args());
     if let Some(handler) = handlers.databases {
         // A command that changes databases needs a hold on every worker before it changes anything.

@@ -80,7 +80,7 @@ pub fn spawn(unit: DetachedUnit) -> (oneshot::Receiver<UnitRun>, mpsc::Receiver<
 
 fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {
     let DetachedUnit { node, worker, settings, command, mut store } = unit;
-    let mut out = Reply::new(command.request.proto);
+    let mut out = command.request.reply();
     let place = (Place::Detached(to), Instant::now());
     let unit = Unit::new(node, worker, command.request, &settings, place);
     let outcome = match super::handler(command.command) {

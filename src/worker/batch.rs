@@ -328,6 +328,7 @@ impl Worker {
             }
             let args = batch.args(item);
             out.set_proto(item.request.proto);
+            out.spare(item.request.spared);
             let BatchCommand { command, request, at, .. } = *item;
             let invocation = Invocation { command, args, request, at, now_ms, settings };
             let mut outcome = Outcome::Done;
@@ -429,6 +430,7 @@ impl HeldReplies {
         let Self { mut reply, mut seen, mut shown, to } = self;
         let mut whole = BatchReply::default();
         whole.bytes.take_lack(&mut reply.bytes);
+        whole.bytes.spare(reply.bytes.is_spared());
         let mut put_off = Vec::new();
         let mut late = late.into_iter().peekable();
         for (n, (_, round)) in seen.iter_mut().enumerate() {
@@ -469,6 +471,7 @@ impl BatchReply {
             ..Self::default()
         };
         out.bytes.take_lack(&mut self.bytes);
+        out.bytes.spare(self.bytes.is_spared());
         for (n, &(command, round)) in seen.iter().enumerate() {
             let reply = self.get(n).unwrap_or_default();
             let outcome = stats.give(&mut out.bytes, Some(command), reply, failure(round));

@@ -10,7 +10,6 @@ use crate::command::Patience;
 use crate::node::{Node, WorkerStats};
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
-use flagstone_wire::client_memory::CLIENTS;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +88,7 @@ impl Worker {
         let (node, settings) = (&self.node, self.settings());
         let now_ms = node.clock.now_ms();
         let limit = Node::client_memory_limit(&settings);
-        CLIENTS.set_limit(limit);
+        Node::limit_client_memory(&settings);
         node.clients.relieve(now_ms);
         node.clients.refusals.log(now_ms);
         if now_ms.saturating_sub(self.upkeep.clients_seen_ms.get()) < 1000 {

@@ -200,7 +200,7 @@ impl Worker {
 
     /// Runs a command that may use its keys although they are locked.
     pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Attempt<Ran> {
-        let mut out = Reply::new(command.request.proto);
+        let mut out = command.request.reply();
         let settings = self.settings();
         let run = command.invocation(self.node.clock.now_ms(), &settings);
         let ran = self.execute_unlocked(&run, Scope::Own, &mut out)?;
@@ -330,7 +330,7 @@ impl Worker {
         args: Args<'_>,
         request: Request,
     ) -> Ran {
-        let mut out = Reply::new(request.proto);
+        let mut out = request.reply();
         self.start_watch();
         let (now_ms, settings) = (self.node.clock.now_ms(), self.settings());
         let run = Invocation { command, args, request, at: None, now_ms, settings: &settings };

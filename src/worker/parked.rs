@@ -8,7 +8,6 @@ use crate::blocking::HeldLocks;
 use crate::command::{Outcome, OwnedCommand, Patience};
 use crate::node::WorkerStats;
 use flagstone_storage::store::Need;
-use flagstone_wire::resp::Reply;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
@@ -254,7 +253,7 @@ impl Worker {
 
     /// Runs a command that holds its locks.
     fn run_locked(self: &Rc<Self>, command: &OwnedCommand) -> Attempt<Ran> {
-        let mut out = Reply::new(command.request.proto);
+        let mut out = command.request.reply();
         let settings = self.settings();
         let run = command.invocation(self.node.clock.now_ms(), &settings);
         self.start_watch();

@@ -451,6 +451,33 @@ fn a_client_that_said_no_evict_is_spared() {
 }
 
 #[test]
+fn a_client_that_said_no_evict_gets_its_replies_whatever_the_limit_is() {
+    for workers in ["1", "2"] {
+        let server = Server::start(&["--workers", workers, "--shards", "2"]);
+        store_values(&server, 4, MIB);
+        let mut spared = server.socket();
+        spared.set_read_timeout(Some(PATIENCE)).expect("set");
+        send(&mut spared, &[b"CLIENT", b"NO-EVICT", b"ON"]);
+        expect(&mut spared, b"+OK\r\n");
+        send(&mut spared, &[b"CONFIG", b"SET", b"maxmemory-clients", b"1"]);
+        expect(&mut spared, b"+OK\r\n");
+        let mut reply = vec![0; format!("${MIB}\r\n").len() + MIB + 2];
+        for key in ["k0", "k1", "k2", "k3"] {
+            send(&mut spared, &[b"GET", key.as_bytes()]);
+            spared.read_exact(&mut reply).expect("the value");
+            assert!(reply.starts_with(format!("${MIB}\r\n").as_bytes()), "{workers}: {key}");
+        }
+        send(&mut spared, &[b"MGET", b"k0", b"k1", b"k2", b"k3"]);
+        expect(&mut spared, b"*4\r\n");
+        for _ in 0..4 {
+            spared.read_exact(&mut reply).expect("the value");
+        }
+        send(&mut spared, &[b"CLIENT", b"NO-EVICT", b"OFF"]);
+        assert!(is_closed(&mut spared), "{workers}");
+    }
+}
+
+#[test]
 fn monitors_that_do_not_read_take_little_all_together() {
     let server = Server::start(&["--maxmemory-clients", "16mb"]);
     let mut deaf: Vec<TcpStream> = (0..40).map(|_| server.socket()).collect();

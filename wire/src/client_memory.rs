@@ -21,6 +21,8 @@ pub struct Account {
     limit: AtomicUsize,
     /// Limit of a single client while the others keep to the limit.
     single: AtomicUsize,
+    /// These two for the replies to clients that are never closed for their memory.
+    spared: [AtomicUsize; 2],
 }
 
 /// Limits of connections, in bytes.
@@ -34,14 +36,30 @@ pub struct Limit {
 
 impl Account {
     const fn new() -> Self {
-        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(0), single: AtomicUsize::new(0) }
+        Self {
+            taken: AtomicUsize::new(0),
+            limit: AtomicUsize::new(0),
+            single: AtomicUsize::new(0),
+            spared: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        }
     }
 
-    /// Sets the limits.
-    pub fn set_limit(&self, limit: Limit) {
+    /// Sets the limits. `spared`: those of the replies to clients that are never closed for their memory.
+    pub fn set_limit(&self, limit: Limit, spared: Limit) {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         self.limit.store(bytes(limit.all), Ordering::Relaxed);
         self.single.store(bytes(limit.single), Ordering::Relaxed);
+        self.spared[0].store(bytes(spared.all), Ordering::Relaxed);
+        self.spared[1].store(bytes(spared.single), Ordering::Relaxed);
+    }
+
+    /// Returns the limits of all replies together and of a single one.
+    fn limits_of(&self, is_spared: bool) -> (usize, usize) {
+        let [all, single] = match is_spared {
+            true => [&self.spared[0], &self.spared[1]],
+            false => [&self.limit, &self.single],
+        };
+        (all.load(Ordering::Relaxed), single.load(Ordering::Relaxed))
     }
 
     /// Returns the limits.
@@ -79,26 +97,19 @@ impl Account {
         }
     }
 
-    /// Returns the maximum size of a buffer whose greatest value takes `value` bytes, while all
-    /// others keep to the limit of all: many small values get no more than that limit, and one
-    /// large value fits beside them twice, since a growing buffer is copied.
-    fn most_with(&self, value: usize) -> usize {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let single = self.single.load(Ordering::Relaxed);
-        single.min(limit.saturating_add(value.saturating_mul(2)))
-    }
-
     /// Like [`change`](Self::change), if there is room. One buffer may take the whole limit of all
     /// clients; if others use that, they are closed, and meanwhile there may be twice as much. It
     /// may take what a single client may with a `value` of so many bytes, beside a buffer of that
-    /// size from which it is copied, while the others keep to the limit of all.
-    fn try_change(&self, before: usize, now: usize, value: usize) -> bool {
+    /// size from which it is copied, while the others keep to the limit of all. Many small values get no
+    /// more than that limit.
+    fn try_change(&self, before: usize, now: usize, value: usize, is_spared: bool) -> bool {
         self.change(before, now);
-        let limit = self.limit.load(Ordering::Relaxed);
+        let (limit, single) = self.limits_of(is_spared);
         let most = limit.saturating_mul(2);
         let taken = self.taken.load(Ordering::Relaxed);
-        let is_single = now <= self.most_with(value);
+        let is_single = now <= single.min(limit.saturating_add(value.saturating_mul(2)));
         let fits = limit == 0
+            || self.limit.load(Ordering::Relaxed) == 0
             || now <= before
             || (now <= limit && taken <= most)
             || (is_single && taken.saturating_sub(now.saturating_mul(2)) <= limit);
@@ -133,15 +144,16 @@ impl Taken {
     /// refuse it.
     #[must_use]
     pub fn try_set(&mut self, bytes: usize) -> bool {
-        self.try_set_with(bytes, usize::MAX)
+        self.try_set_with(bytes, usize::MAX, false)
     }
 
     /// Like [`try_set`](Self::try_set) for a buffer of several values, the greatest of which takes
-    /// `value` bytes: only that one may be beyond the limit of all clients.
+    /// `value` bytes: only that one may be beyond the limit of all clients. `is_spared`: the limits are
+    /// those for clients that are never closed for their memory.
     #[must_use]
-    pub fn try_set_with(&mut self, bytes: usize, value: usize) -> bool {
+    pub fn try_set_with(&mut self, bytes: usize, value: usize, is_spared: bool) -> bool {
         let now = counted(bytes);
-        let fits = CLIENTS.try_change(self.0, now, value);
+        let fits = CLIENTS.try_change(self.0, now, value, is_spared);
         if fits {
             self.0 = now;
         }
@@ -163,26 +175,32 @@ fn counted(bytes: usize) -> usize {
 mod tests {
     use super::*;
 
+    const STRICT: Limit = Limit { all: 100, single: 100 };
+    const WIDE: Limit = Limit { all: 100, single: 1000 };
+
     #[test]
     fn one_buffer_may_take_all_memory_and_all_buffers_twice_as_much() {
         let account = Account::new();
-        assert!(account.try_change(0, usize::MAX / 2, usize::MAX) && !account.is_over());
+        assert!(account.try_change(0, usize::MAX / 2, usize::MAX, false) && !account.is_over());
         account.change(usize::MAX / 2, 0);
-        account.set_limit(Limit { all: 100, single: 100 });
-        assert!(!account.try_change(0, 101, usize::MAX) && account.try_change(0, 100, usize::MAX));
+        account.set_limit(STRICT, STRICT);
+        assert!(
+            !account.try_change(0, 101, usize::MAX, false)
+                && account.try_change(0, 100, usize::MAX, false)
+        );
         assert!(!account.is_over());
-        assert!(account.try_change(0, 80, usize::MAX) && account.is_over());
-        assert!(!account.try_change(0, 30, usize::MAX), "there is no more");
-        assert!(account.try_change(100, 90, usize::MAX), "what gets smaller always fits");
+        assert!(account.try_change(0, 80, usize::MAX, false) && account.is_over());
+        assert!(!account.try_change(0, 30, usize::MAX, false), "there is no more");
+        assert!(account.try_change(100, 90, usize::MAX, false), "what gets smaller always fits");
         account.change(90, 0);
-        assert!(!account.is_over() && account.try_change(0, 100, usize::MAX));
+        assert!(!account.is_over() && account.try_change(0, 100, usize::MAX, false));
     }
 
     #[test]
     fn half_is_free_without_a_limit_or_with_less_than_half_of_it() {
         let account = Account::new();
         assert!(account.is_half_free(usize::MAX));
-        account.set_limit(Limit { all: 100, single: 1000 });
+        account.set_limit(WIDE, WIDE);
         account.change(0, 30);
         assert!(account.is_half_free(20) && !account.is_half_free(21));
     }
@@ -190,25 +208,38 @@ mod tests {
     #[test]
     fn a_single_buffer_may_be_large_while_the_others_keep_to_the_limit() {
         let account = Account::new();
-        account.set_limit(Limit { all: 100, single: 1000 });
-        assert!(account.try_change(0, 80, usize::MAX));
-        assert!(!account.try_change(0, 1001, usize::MAX));
-        assert!(account.try_change(0, 1000, usize::MAX) && account.is_over());
-        assert!(!account.try_change(0, 101, usize::MAX), "there is a large one already");
-        assert!(account.try_change(0, 1000, usize::MAX), "its copy");
+        account.set_limit(WIDE, WIDE);
+        assert!(account.try_change(0, 80, usize::MAX, false));
+        assert!(!account.try_change(0, 1001, usize::MAX, false));
+        assert!(account.try_change(0, 1000, usize::MAX, false) && account.is_over());
+        assert!(!account.try_change(0, 101, usize::MAX, false), "there is a large one already");
+        assert!(account.try_change(0, 1000, usize::MAX, false), "its copy");
         account.change(2000, 0);
         account.change(0, 600);
-        assert!(!account.try_change(0, 500, usize::MAX), "the others are beyond the limit");
+        assert!(!account.try_change(0, 500, usize::MAX, false), "the others are beyond the limit");
     }
 
     #[test]
     fn many_small_values_take_no_more_than_all_clients_may() {
         let account = Account::new();
-        account.set_limit(Limit { all: 100, single: 1000 });
-        assert!(!account.try_change(0, 121, 10) && account.try_change(0, 120, 10));
+        account.set_limit(WIDE, WIDE);
+        assert!(!account.try_change(0, 121, 10, false) && account.try_change(0, 120, 10, false));
         account.change(120, 0);
-        assert!(!account.try_change(0, 601, 250) && account.try_change(0, 600, 250));
+        assert!(!account.try_change(0, 601, 250, false) && account.try_change(0, 600, 250, false));
         account.change(600, 0);
-        assert!(!account.try_change(0, 1001, 1000) && account.try_change(0, 1000, 1000));
+        assert!(
+            !account.try_change(0, 1001, 1000, false) && account.try_change(0, 1000, 1000, false)
+        );
+    }
+
+    #[test]
+    fn clients_that_are_spared_have_limits_of_their_own() {
+        let account = Account::new();
+        account.set_limit(Limit { all: 1, single: 1 }, WIDE);
+        assert!(!account.try_change(0, 80, 80, false) && account.try_change(0, 80, 80, true));
+        assert!(account.is_over(), "others are closed");
+        assert!(!account.try_change(0, 1001, 1001, true));
+        account.set_limit(Limit { all: 0, single: 0 }, WIDE);
+        assert!(account.try_change(0, 1001, 1001, true), "there is no limit");
     }
 }

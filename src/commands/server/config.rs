@@ -13,7 +13,6 @@ use crate::tls;
 use crate::worker::Worker;
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, error, flag};
-use flagstone_wire::client_memory::CLIENTS;
 use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
@@ -72,7 +71,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         node.apply_repl_ack();
         replication::review_succession(node, &cx.worker.peers).await?;
         if limits {
-            CLIENTS.set_limit(Node::client_memory_limit(&node.config.settings()));
+            Node::limit_client_memory(&node.config.settings());
             node.clients.look_again();
             let look = |worker: Rc<Worker>| async move { worker.look_at_data_set() };
             cx.worker.peers.on_all(true, look).await.map_err(|_| "ERR a worker is gone")?;

@@ -6,11 +6,15 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod inline;
+mod mark;
 mod owned;
 pub mod parse;
+mod proto;
 pub mod reply;
 
 pub use inline::split_args;
+pub use mark::Mark;
 pub use owned::OwnedArgs;
 pub use parse::{ArgRanges, Args, Limits, Parsed, Parser, ProtocolError};
-pub use reply::{Mark, Proto, Reply};
+pub use proto::Proto;
+pub use reply::Reply;

@@ -3,28 +3,10 @@
 //! RESP3 types are replaced in RESP2 as in Valkey: a map is a flat array, a double is a bulk
 //! string, a boolean is an integer.
 
+use super::mark::Mark;
+use super::proto::Proto;
 use crate::client_memory::{SMALL, Taken};
 use crate::num::{self, LongDouble};
-
-/// The protocol version a connection speaks (HELLO).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Proto {
-    #[default]
-    Resp2,
-    Resp3,
-}
-
-/// An aggregate of unknown length, begun by one of the `begin_` methods.
-#[derive(Debug)]
-#[must_use = "an aggregate without its length breaks the protocol"]
-pub struct Mark {
-    /// Offset of the header.
-    at: usize,
-    /// The aggregate's type byte.
-    prefix: u8,
-    /// Elements counted for each announced one: 2 for a map that is sent as an array.
-    scale: usize,
-}
 
 /// Placeholder for a header whose length comes later: `*9\r\n`.
 const PLACEHOLDER: &[u8] = b"*0\r\n";
@@ -54,6 +36,8 @@ pub struct Reply {
     taken: Taken,
     /// Bytes of the greatest value for which the buffer has grown.
     greatest: usize,
+    /// True if the client is never closed for its memory.
+    is_spared: bool,
     /// True if an error has replaced a reply that did not fit.
     lacks_room: bool,
     /// Ends of the pieces, if there are any.
@@ -128,6 +112,7 @@ impl Reply {
             lost_at: WHOLE,
             taken,
             greatest: 0,
+            is_spared: false,
             lacks_room: false,
             pieces: Vec::new(),
         }
@@ -146,6 +131,16 @@ impl Reply {
     /// Changes the protocol for replies from now on.
     pub fn set_proto(&mut self, proto: Proto) {
         self.proto = proto;
+    }
+
+    /// Says whether the client is never closed for its memory: its replies may take more, then.
+    pub fn spare(&mut self, is_spared: bool) {
+        self.is_spared = is_spared;
+    }
+
+    /// Returns true if the client is never closed for its memory.
+    pub fn is_spared(&self) -> bool {
+        self.is_spared
     }
 
     /// Returns true if replies are rendered as RESP3.
@@ -388,6 +383,7 @@ impl Reply {
     /// Appends replies that are rendered already, with their memory if there are no others.
     pub fn take_over(&mut self, mut other: Self) {
         self.take_lack(&mut other);
+        other.spare(self.is_spared() || other.is_spared());
         if self.is_empty() && !self.is_lost() {
             *self = Self { proto: self.proto, lacks_room: self.lacks_room, ..other };
         } else if other.is_lost() {
@@ -525,7 +521,7 @@ impl Reply {
 
     fn grow(&mut self, capacity: usize) -> bool {
         let counts = capacity > SMALL;
-        (!counts || self.taken.try_set_with(capacity, self.greatest))
+        (!counts || self.taken.try_set_with(capacity, self.greatest, self.is_spared))
             && self.buf.try_reserve_exact(capacity - self.buf.len()).is_ok()
     }
 
