@@ -38,6 +38,8 @@ pub struct Session {
     pub db: u32,
     pub proto: Proto,
     pub authenticated: bool,
+    /// True if it has authenticated, or did not need to, before a RESET or now.
+    pub was_authenticated: bool,
     /// Account whose rights it has.
     pub account: Arc<Account>,
     /// Number of consecutive wrong passwords.
@@ -81,6 +83,7 @@ impl Session {
             db: 0,
             proto: Proto::Resp2,
             authenticated,
+            was_authenticated: authenticated,
             account,
             wrong_passwords: 0,
             penalty: None,
@@ -105,7 +108,9 @@ impl Session {
         self.end_transaction();
         let client = self.client.clone();
         let (wrong_passwords, penalty) = (self.wrong_passwords, self.penalty);
-        *self = Self { wrong_passwords, penalty, ..Self::new(client, account, authenticated) };
+        let was_authenticated = self.was_authenticated || authenticated;
+        let fresh = Self::new(client, account, authenticated);
+        *self = Self { wrong_passwords, penalty, was_authenticated, ..fresh };
         self.client.reset();
     }
 
@@ -152,6 +157,7 @@ impl Session {
         self.client.set_account(&account);
         self.account = account;
         self.authenticated = true;
+        self.was_authenticated = true;
         self.wrong_passwords = 0;
     }
 

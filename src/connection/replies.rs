@@ -5,6 +5,7 @@ use super::Connection;
 use crate::clients::{ClientState, STRANGER_TIME};
 use flagstone_wire::resp::Reply;
 use std::io::ErrorKind;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes of replies that may be sent at once whatever the output limits of the client's class.
@@ -14,9 +15,12 @@ const ALWAYS_TAKEN: usize = 16 * 1024;
 /// reply of that size, and other clients wait meanwhile.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes sent to a client that has not authenticated. One that asks for more is
+/// Maximum number of bytes sent to a client that has never authenticated. One that asks for more is
 /// ignored until its time is over instead of closed, because it would reconnect at once.
 const MAX_TOLD_STRANGER: usize = 16 * 1024;
+
+/// Size in bytes of a block of the reference's reply list (DEBUG CLIENT-ENFORCE-REPLY-LIST).
+const REPLY_BLOCK: usize = 16 * 1024;
 
 impl Connection {
     /// Delays the reply to a wrong password.
@@ -46,8 +50,9 @@ impl Connection {
     /// Writes replies.
     pub(super) async fn reply(&mut self, out: &Reply) -> std::io::Result<()> {
         let client = &self.session.client;
-        if !self.session.is_trusted() {
-            self.told_stranger += out.len();
+        if !self.session.is_trusted() && !self.session.was_authenticated {
+            let in_blocks = self.worker.node.replies_in_blocks.load(Ordering::Relaxed);
+            self.told_stranger += if in_blocks { out.len().max(REPLY_BLOCK) } else { out.len() };
             if self.told_stranger > MAX_TOLD_STRANGER {
                 // The cron closes the connection before that, unless the password was removed
                 // meanwhile.

@@ -138,6 +138,9 @@ pub struct Node {
     pub next_generation: AtomicU64,
     /// True unless DEBUG SET-ACTIVE-EXPIRE has switched active expiry off.
     pub active_expire: AtomicBool,
+    /// True if each reply to a client that has never authenticated counts as a block of the
+    /// reference's reply list (DEBUG CLIENT-ENFORCE-REPLY-LIST).
+    pub replies_in_blocks: AtomicBool,
     /// True in the import mode: keys do not expire.
     pub imports: AtomicBool,
     /// True if there is only one committer, which syncs the journal itself.
@@ -228,6 +231,7 @@ impl Node {
             ports,
             next_generation: AtomicU64::new(u64::from(parts.next_generation)),
             active_expire: AtomicBool::new(true),
+            replies_in_blocks: AtomicBool::new(false),
             configuring: tokio::sync::Mutex::new(()),
             background,
         })

@@ -605,6 +605,19 @@ fn clients_without_a_password_get_little() {
 }
 
 #[test]
+fn a_client_that_has_had_the_password_once_may_read_what_it_likes() {
+    let server = Server::start(&["--requirepass", "right"]);
+    let mut known = server.socket();
+    known.set_read_timeout(Some(PATIENCE)).expect("set");
+    send(&mut known, &[b"AUTH", b"right"]);
+    expect(&mut known, b"+OK\r\n");
+    send(&mut known, &[b"RESET"]);
+    expect(&mut known, b"+RESET\r\n");
+    known.write_all(&b"PING\r\n".repeat(2000)).expect("sent");
+    expect(&mut known, &b"-NOAUTH Authentication required.\r\n".repeat(2000));
+}
+
+#[test]
 fn half_of_the_places_are_for_clients_with_the_password() {
     let server = Server::start(&["--requirepass", "right", "--maxclients", "8"]);
     let mut silent: Vec<TcpStream> = (0..4).map(|_| server.socket()).collect();

@@ -35,6 +35,11 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             cx.node.active_expire.store(on, Ordering::Relaxed);
             cx.out.ok();
         }
+        (b"client-enforce-reply-list", 3) => {
+            let on = leading_int(arg(args, 2)?) != 0;
+            cx.node.replies_in_blocks.store(on, Ordering::Relaxed);
+            cx.out.ok();
+        }
         (b"set-disable-deny-scripts", 3) => {
             cx.node.code.scripts.set_allow_all(leading_int(arg(args, 2)?) != 0);
             cx.out.ok();
@@ -59,7 +64,6 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             | b"dict-resizing"
             | b"pause-after-fork"
             | b"delay-rdb-client-free-second"
-            | b"client-enforce-reply-list"
             | b"drop-cluster-packet-filter"
             | b"close-cluster-link-on-packet-drop"
             | b"disable-cluster-random-ping"
@@ -89,6 +93,10 @@ fn show_help(out: &mut Reply) {
             (
                 "CHANGE-REPL-ID",
                 "Ends the stream for replicas: they get the data set, and another stream.",
+            ),
+            (
+                "CLIENT-ENFORCE-REPLY-LIST <0|1>",
+                "Counts each reply to a client that has never authenticated as 16 KiB.",
             ),
             ("CONFIG-REWRITE-FORCE-ALL", "Is CONFIG REWRITE with all directives."),
             ("DIGEST", "Answers a digest of all data."),
