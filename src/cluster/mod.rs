@@ -108,6 +108,8 @@ pub struct Cluster {
     pub mirrors: Mirrors,
     /// Records of this server that replicas have.
     pub copies: Copies,
+    /// True while this replica is to take the place of its primary (CLUSTER FAILOVER).
+    takes_over: AtomicBool,
     /// Messages of PUBLISH on their way to the other servers.
     pub messages: MessageQueues,
     /// The newest link by which each other server sends messages: the nonce that this one gave.
@@ -117,6 +119,14 @@ pub struct Cluster {
 /// Returns the error of a command on a slot that is elsewhere.
 fn moved(slot: u16, address: &NodeAddress, secured: bool) -> String {
     format!("MOVED {slot} {}:{}", address.host, address.port_for(secured))
+}
+
+/// Returns the primary of all replicas, as CLUSTER NODES shows it, which has one place for that: the first
+/// server that owns slots.
+pub fn shown_primary(map: &ClusterMap) -> Option<&MapMember> {
+    let is_open = |member: &MapMember| map.open_member(member.node) == Some(member);
+    let mut members = map.members().iter();
+    members.find(|member| is_open(member) && map.owned_by(member.life).next().is_some())
 }
 
 impl Cluster {
@@ -146,6 +156,7 @@ impl Cluster {
             hinted,
             mirrors,
             copies: Copies::default(),
+            takes_over: AtomicBool::new(false),
             messages,
             links,
         }
@@ -153,6 +164,19 @@ impl Cluster {
 
     pub fn node(&self) -> NodeId {
         self.node
+    }
+
+    /// Lets this replica take the place of its primary, or ends that.
+    pub fn set_takes_over(&self, on: bool) {
+        self.takes_over.store(on, Ordering::Release);
+        if on {
+            self.hinted.notify_one();
+        }
+    }
+
+    /// Returns true if this replica is to take the place of its primary.
+    pub fn takes_over(&self) -> bool {
+        self.takes_over.load(Ordering::Acquire)
     }
 
     pub fn life(&self) -> Life {

@@ -296,6 +296,7 @@ impl Agent {
         }
         self.suspect(&map).await?;
         self.succeed(&map).await?;
+        self.fail_over().await?;
         self.forget_ended(&map);
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Replicas become owners: a standby when an owner is lost or the last one leaves, any replica if a user
-//! wants it. The map says so; then the server shows the shards of others no more, and takes its own.
+//! wants it (`flagstone cluster promote`, CLUSTER FAILOVER). The map says so; then the server shows the shards of others no more, and takes its own.
 
 use super::Agent;
+use crate::cluster::shown_primary;
 use anyhow::Result;
 use flagstone_storage::cluster::{ClusterMap, MapMember, MapRefusal, MemberState};
 
@@ -36,6 +37,25 @@ impl Agent {
             false => draft.promote(life),
         })
         .await
+    }
+
+    /// Makes this replica an owner, which is to get all shards of its primary, if a user wants that (CLUSTER
+    /// FAILOVER).
+    pub(super) async fn fail_over(&mut self) -> Result<()> {
+        if !self.own.cluster.takes_over() {
+            return Ok(());
+        }
+        let life = self.life();
+        self.change("taking the place of the primary", |draft| {
+            draft.promote(life)?;
+            let primary = shown_primary(draft.map()).map(|member| member.life);
+            let shards = primary.into_iter().flat_map(|primary| draft.map().owned_by(primary));
+            let shards: Vec<u16> = shards.map(|shard| shard.id).collect();
+            shards.into_iter().try_for_each(|shard| draft.want_move(shard, Some(life)))
+        })
+        .await?;
+        self.own.cluster.set_takes_over(false);
+        Ok(())
     }
 
     /// Returns true if a standby answers, which becomes an owner as soon as it knows that this server

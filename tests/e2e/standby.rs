@@ -176,6 +176,28 @@ fn a_standby_succeeds_the_last_owner() {
 }
 
 #[test]
+fn a_replica_takes_the_place_of_its_primary_when_it_is_told_to_fail_over() {
+    let cluster = Cluster::with_lease(LEASE);
+    let (owner, standby) = cluster.owner_and_standby();
+    let ask = |server: &Server, words: &[&str]| {
+        cmd("CLUSTER").arg("FAILOVER").arg(words).query::<String>(&mut server.client())
+    };
+    let refused = ask(&owner, &[]).expect_err("it is no replica").to_string();
+    assert!(refused.contains("You should send CLUSTER FAILOVER to a replica"), "{refused}");
+    let refused = ask(&standby, &["SOON"]).expect_err("no option").to_string();
+    assert!(refused.contains("syntax error"), "{refused}");
+    assert_eq!(ask(&standby, &["FORCE"]).as_deref(), Ok("OK"));
+    let id = asked(&standby, ["CLUSTER", "MYID"]);
+    until("it has all shards", || shards_of(&cluster.map(), &id).len() == 6);
+    until("both know it", || (slots_of(&standby), slots_of(&owner)) == (16384, 0));
+    let mut both = client(&[&owner, &standby]);
+    check(&mut both, 1);
+    fill(&mut both, 2);
+    check(&mut both, 2);
+    assert_eq!(role(&standby), Value::BulkString(b"master".to_vec()));
+}
+
+#[test]
 fn replicas_are_promoted_by_hand() {
     let cluster = Cluster::with_lease(LEASE);
     // It has seen no owner, so there is none to succeed.

@@ -11,8 +11,8 @@ use crate::commands::{Handler, Spec};
 use crate::config::Settings;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
-use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag};
-use flagstone_storage::cluster::NodeId;
+use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag, is_word};
+use flagstone_storage::cluster::{MapMember, NodeId};
 use flagstone_storage::slot::{SLOTS, slot_of};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
@@ -183,6 +183,24 @@ fn saveconfig(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
+/// `CLUSTER FAILOVER [FORCE|TAKEOVER]`: this replica is about to become an owner of the shards of its
+/// primary. The options make no difference: nobody votes, and a primary that does not answer loses its
+/// shards anyway.
+fn failover(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    enabled(&cx.worker.settings())?;
+    let Some(cluster) = &cx.node.cluster else { return Err(ALONE.into()) };
+    let is_known = |option| is_word(option, "force") || is_word(option, "takeover");
+    if args.len() > 3 || args.get(2).is_some_and(|option| !is_known(option)) {
+        return Err(flagstone_commands::error::SYNTAX.into());
+    }
+    if !cluster.map().member(cluster.life()).is_some_and(MapMember::is_replica) {
+        return Err("ERR You should send CLUSTER FAILOVER to a replica".into());
+    }
+    cluster.set_takes_over(true);
+    cx.out.ok();
+    Ok(())
+}
+
 /// Answers a subcommand that would change the topology.
 fn refuse(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     enabled(&cx.worker.settings())?;
@@ -217,6 +235,10 @@ fn show_help(out: &mut Reply) {
         "CLUSTER",
         &[
             ("COUNTKEYSINSLOT <slot>", "Return the number of keys in <slot>."),
+            (
+                "FAILOVER [FORCE|TAKEOVER]",
+                "Make this replica the owner of the slots of its primary.",
+            ),
             ("GETKEYSINSLOT <slot> <count>", "Return key names stored by current node in a slot."),
             ("INFO", "Return information about the cluster."),
             ("KEYSLOT <key>", "Return the hash slot for <key>."),
@@ -305,7 +327,13 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Takes ranges of slots from the node.",
         ..CHANGE
     },
-    Spec { name: "failover", arity: -2, summary: "Makes a replica the primary.", ..CHANGE },
+    Spec {
+        name: "failover",
+        arity: -2,
+        summary: "Makes a replica the primary.",
+        run: Handler::Session(failover),
+        ..CHANGE
+    },
     Spec { name: "flushslots", summary: "Takes all slots from the node.", ..CHANGE },
     Spec { name: "forget", arity: 3, summary: "Forgets another node.", ..CHANGE },
     Spec {

@@ -1,7 +1,7 @@
 //! The nodes of the cluster, as the commands describe them: those of the map, or this one alone.
 
 use crate::clients::ClientState;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, shown_primary};
 use crate::config::{EndpointType, Settings};
 use crate::routing::Call;
 use crate::transport::PeerAddr;
@@ -25,8 +25,7 @@ pub(super) struct ShownNode {
     is_myself: bool,
     /// True if it owns no slots, and shows those of all other nodes.
     pub(super) is_replica: bool,
-    /// The node whose replica it is in CLUSTER NODES, which has one place for that: the first that owns
-    /// slots.
+    /// The node whose replica it is in CLUSTER NODES.
     pub(super) replica_of: Option<String>,
     /// False if it does not answer.
     pub(super) is_connected: bool,
@@ -53,7 +52,7 @@ pub(super) fn all_nodes(cx: &Call<'_>, settings: &Settings) -> Vec<ShownNode> {
     let open = map.members().iter().filter(is_open);
     let mut nodes: Vec<ShownNode> =
         open.map(|member| ShownNode::member(cx, cluster, &map, member)).collect();
-    let first = nodes.iter().find(|node| !node.slots.is_empty()).map(|node| node.id.clone());
+    let first = shown_primary(&map).map(|member| member.node.to_string());
     nodes.iter_mut().filter(|node| node.is_replica).for_each(|it| it.replica_of = first.clone());
     nodes
 }
