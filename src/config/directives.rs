@@ -207,7 +207,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("rdbchecksum", YesNo, "yes", "checksum RDB files").immutable().inert(SAVING),
     d("rdb-version-check", OneOf(&["strict", "relaxed"]), "strict", "relaxed: RDB files of a newer version are tried; strict: they are refused"),
     d("sanitize-dump-payload", OneOf(&["no", "yes", "clients"]), "no", "check payloads of RESTORE in depth").inert("payloads are always checked"),
-    d("save", Structured(Structure::Save), "", "seconds and changes after which an RDB file is written").inert(SAVING),
+    d("save", Structured(Structure::Save), "3600 1 300 100 60 10000", "seconds and changes after which an RDB file is written").inert(SAVING),
     d("stop-writes-on-bgsave-error", YesNo, "yes", "refuse writes after a failed snapshot").inert(SAVING),
     d("rdb-save-incremental-fsync", YesNo, "yes", "sync RDB files piecewise").inert(SAVING),
     d("rdb-key-save-delay", Integer((i32::MIN as i128, INT_MAX)), "0", "microseconds between keys while saving").hidden().inert(DEBUGGING),
