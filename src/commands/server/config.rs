@@ -73,7 +73,11 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if limits {
             Node::limit_client_memory(&node.config.settings());
             node.clients.look_again();
-            let look = |worker: Rc<Worker>| async move { worker.look_at_data_set() };
+            let look = |worker: Rc<Worker>| async move {
+                worker.look_at_data_set();
+                // The evictor has its first turn before the next command.
+                tokio::task::yield_now().await;
+            };
             cx.worker.peers.on_all(true, look).await.map_err(|_| "ERR a worker is gone")?;
         }
         cx.out.ok();
