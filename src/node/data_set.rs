@@ -54,7 +54,7 @@ impl DataSet {
             is_volatile: AtomicBool::new(false),
             counting: AtomicU64::new(0),
             peak: AtomicU64::new(EMPTY_BYTES),
-            buffers: || CLIENTS.taken(),
+            buffers: || CLIENTS.kept(),
             shares: (0..workers).map(|_| Share::default()).collect(),
         }
     }

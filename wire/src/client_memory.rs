@@ -70,9 +70,12 @@ impl Account {
         }
     }
 
-    /// Returns the memory of all large buffers in bytes.
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed) as u64
+    /// Returns the memory of all large buffers in bytes, but no more than all clients may take: for the
+    /// rest, clients are closed.
+    pub fn kept(&self) -> u64 {
+        let (taken, limit) =
+            (self.taken.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
+        if limit == 0 { taken as u64 } else { taken.min(limit) as u64 }
     }
 
     /// Returns true if the limit of all is exceeded: then clients that take most are closed.
@@ -237,9 +240,10 @@ mod tests {
         let account = Account::new();
         account.set_limit(Limit { all: 1, single: 1 }, WIDE);
         assert!(!account.try_change(0, 80, 80, false) && account.try_change(0, 80, 80, true));
-        assert!(account.is_over(), "others are closed");
+        assert!(account.is_over() && account.kept() == 1, "others are closed");
         assert!(!account.try_change(0, 1001, 1001, true));
         account.set_limit(Limit { all: 0, single: 0 }, WIDE);
         assert!(account.try_change(0, 1001, 1001, true), "there is no limit");
+        assert_eq!(account.kept(), 1081);
     }
 }
