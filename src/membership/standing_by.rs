@@ -1,5 +1,6 @@
 //! Replicas become owners: a standby when an owner is lost or the last one leaves, any replica if a user
-//! wants it (`flagstone cluster promote`, CLUSTER FAILOVER). The map says so; then the server shows the shards of others no more, and takes its own.
+//! wants it (`flagstone cluster promote`, CLUSTER FAILOVER). The map says so; then the server shows the shards of
+//! others no more, and takes its own.
 
 use super::Agent;
 use crate::cluster::shown_primary;
