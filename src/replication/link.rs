@@ -306,7 +306,11 @@ impl PrimaryLink {
             let is_empty = batch.as_ref().is_none_or(|batch| batch.commands.is_empty());
             if let Some(batch) = batch {
                 if !is_empty {
-                    self.outlast_pause(&mut wire, splitter.parsed_to(), &mut beats).await?;
+                    let parsed = splitter.parsed_to();
+                    let outlasted = self.outlast_pause(&mut wire, parsed, &mut beats).await;
+                    // Another link may have begun meanwhile.
+                    self.replica().set_read_offset(0);
+                    outlasted?;
                 }
                 let applying = self.applier.apply(self.epoch, batch);
                 let (applied, beaten) =
@@ -382,7 +386,6 @@ impl PrimaryLink {
                 wire.listen_again();
             }
         }
-        self.replica().set_read_offset(0);
         Ok(())
     }
 
