@@ -6,6 +6,7 @@
 //! of a transaction, and the count of refused clients.
 
 mod arrivals;
+mod ending;
 mod farewell;
 mod refusals;
 mod roll;
@@ -159,6 +160,8 @@ pub struct Client {
     /// Turn of its blocked command, which CLIENT UNBLOCK ends.
     turn: Mutex<Option<Arc<Turn>>>,
     killed: AtomicBool,
+    /// True if it runs no further commands.
+    ending: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
     /// Time since which it has to authenticate, ms since the Unix epoch; 0 if it has, or need not.
@@ -212,6 +215,7 @@ impl Client {
             greedy_bytes: AtomicU64::new(0),
             turn: Mutex::default(),
             killed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             kill: Notify::new(),
             labels: Mutex::default(),
             stranger_since_ms: AtomicU64::new(0),
@@ -462,7 +466,7 @@ impl Client {
             if timed { ClientState::BLOCKED | ClientState::TIMED } else { ClientState::BLOCKED },
             true,
         );
-        if self.is_killed() {
+        if self.is_ending() {
             turn.cancel(Cancel::Gone);
         }
     }
@@ -559,24 +563,5 @@ impl Client {
     /// Returns the bytes that it took if it is closed because that was too much; 0 if it is not.
     pub fn greedy_bytes(&self) -> u64 {
         self.greedy_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Asks the connection's task to close it.
-    pub fn kill(&self) {
-        self.killed.store(true, Ordering::Release);
-        // A blocked command must serve this client no more, although its task has yet to end.
-        self.unblock(Cancel::Gone);
-        self.kill.notify_one();
-    }
-
-    pub fn is_killed(&self) -> bool {
-        self.killed.load(Ordering::Acquire)
-    }
-
-    /// Resolves when the connection has to be closed.
-    pub async fn killed(&self) {
-        while !self.is_killed() {
-            self.kill.notified().await;
-        }
     }
 }

@@ -8,7 +8,7 @@ use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError};
 use crate::config::Settings;
 use crate::node::Health;
 use crate::routing::{self, Target};
-use crate::session::Session;
+use crate::session::{ReplyMode, Session};
 use crate::worker::{CmdBatch, Executed, MAX_REPLIES, Ran, Room, Shown, Worker};
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Reply};
@@ -40,8 +40,13 @@ pub(super) enum ReplySource {
     Remote {
         worker: usize,
         command: &'static Command,
+        silent: bool,
     },
-    Parked(&'static Command, oneshot::Receiver<Ran>),
+    Parked {
+        command: &'static Command,
+        silent: bool,
+        done: oneshot::Receiver<Ran>,
+    },
 }
 
 /// End of a reply in a buffer.
@@ -53,6 +58,8 @@ pub(super) struct End {
     outcome: Outcome,
     /// Command on keys that the reply answers, if any: other replies show no data.
     command: Option<&'static Command>,
+    /// True if the client does not want the reply (CLIENT REPLY).
+    silent: bool,
 }
 
 /// Result of a command that is not on keys.
@@ -66,6 +73,10 @@ pub(super) struct Cycle {
     /// Ends of the replies in `out`, while all replies are there.
     own: Vec<End>,
     plain: bool,
+    /// True if the client does not want the reply that is written next.
+    silent: bool,
+    /// True if it does not want some of the replies so far.
+    some_silent: bool,
     /// True if some replies show data: they are sent only once it is certain that no other server
     /// has taken the data over.
     shows_data: bool,
@@ -101,6 +112,8 @@ impl Cycle {
             pieces: VecDeque::new(),
             own: Vec::with_capacity(FIRST_ENDS),
             plain: true,
+            silent: false,
+            some_silent: false,
             shows_data: false,
             shown: Shown::default(),
             batches: Vec::new(),
@@ -153,6 +166,13 @@ impl Cycle {
         worker.stats().local.fetch_add(local, Ordering::Relaxed);
     }
 
+    /// Notes whether the client wants the replies of the commands that follow.
+    #[inline]
+    pub(super) fn begin_replies(&mut self, mode: ReplyMode) {
+        self.silent = mode != ReplyMode::On;
+        self.some_silent |= self.silent;
+    }
+
     /// Returns the buffer to write a reply to; [`Cycle::end_command`] follows.
     pub(super) fn out(&mut self) -> &mut Reply {
         &mut self.out
@@ -179,20 +199,9 @@ impl Cycle {
         }
     }
 
-    /// Replies to a command that was refused.
-    pub(super) fn refuse(&mut self, text: &[u8], session: &mut Session) {
-        use crate::session::ReplyMode;
-        match session.reply_mode {
-            ReplyMode::On => self.out.error(text),
-            ReplyMode::SkipNext | ReplyMode::Skip => session.reply_mode = ReplyMode::On,
-            ReplyMode::Off => {}
-        }
-        self.note(NO_DATA, None);
-    }
-
     fn note(&mut self, ran: Executed, command: Option<&'static Command>) {
         let Executed { round, outcome } = ran;
-        let end = End { at: self.out.len(), round, outcome, command };
+        let end = End { at: self.out.len(), round, outcome, command, silent: self.silent };
         if self.plain {
             self.own.push(end);
         } else {
@@ -250,7 +259,8 @@ impl Cycle {
                 }
             };
             self.batches[n].1.push(command, request, at, args);
-            self.pieces.push_back(ReplySource::Remote { worker: target, command });
+            let silent = self.silent;
+            self.pieces.push_back(ReplySource::Remote { worker: target, command, silent });
             self.ends = command.spec.runs_others();
             return true;
         }
@@ -271,8 +281,8 @@ impl Cycle {
                 self.ends = command.spec.runs_others();
                 let owned = OwnedCommand::new(command, args, request);
                 let room = self.room.get_or_insert_with(|| Room::new(1)).clone();
-                let parked = worker.park(owned, *blocked, Some(room));
-                self.pieces.push_back(ReplySource::Parked(command, parked));
+                let done = worker.park(owned, *blocked, Some(room));
+                self.pieces.push_back(ReplySource::Parked { command, silent: self.silent, done });
                 self.parked += 1;
                 self.crowded |= worker.node.is_crowded(worker.id);
             }
@@ -298,7 +308,8 @@ impl Cycle {
     }
 
     async fn finish_plain(self, worker: &Rc<Worker>) -> (Reply, Vec<End>) {
-        if self.out.is_lost() || worker.wait_shown(&self.shown).await.is_ok() {
+        let is_lost = self.out.is_lost();
+        if is_lost || (worker.wait_shown(&self.shown).await.is_ok() && !self.some_silent) {
             return (self.out, self.own);
         }
         let mut whole = CheckedReplies::new(worker, self.own.len(), self.out.is_spared());
@@ -334,24 +345,33 @@ impl<'a> CheckedReplies<'a> {
         let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
         let given = (reply, end.outcome);
         let outcome = self.worker.stats().give(&mut self.bytes, end.command, given, failure);
-        self.ends.push(End { at: self.bytes.len(), outcome, ..end });
+        self.end(End { outcome, ..end });
     }
 
     /// Appends a reply whose rounds have been waited for.
-    pub(super) fn push(&mut self, command: &'static Command, (reply, outcome): (&[u8], Outcome)) {
+    pub(super) fn push(
+        &mut self,
+        (command, silent): (&'static Command, bool),
+        (reply, outcome): (&[u8], Outcome),
+    ) {
         self.bytes.append(reply);
-        self.end(command, outcome);
+        self.end(End { at: 0, round: 0, outcome, command: Some(command), silent });
     }
 
     /// Appends an error in the place of a reply that does not come.
-    pub(super) fn push_error(&mut self, command: &'static Command, text: &str) {
+    pub(super) fn push_error(&mut self, answered: (&'static Command, bool), text: &str) {
         self.bytes.error(text);
-        self.end(command, Outcome::Failed);
+        let (command, silent) = answered;
+        let outcome = Outcome::Failed;
+        self.end(End { at: 0, round: 0, outcome, command: Some(command), silent });
     }
 
-    fn end(&mut self, command: &'static Command, outcome: Outcome) {
-        let at = self.bytes.len();
-        self.ends.push(End { at, round: 0, outcome, command: Some(command) });
+    /// Ends the reply that was appended, or takes it back if the client does not want it.
+    fn end(&mut self, end: End) {
+        if end.silent {
+            self.bytes.truncate(self.ends.last().map_or(0, |end| end.at));
+        }
+        self.ends.push(End { at: self.bytes.len(), ..end });
     }
 }
 
@@ -379,7 +399,8 @@ fn disowned(worker: &Worker, replies: &Reply, ends: &[End], text: &'static str) 
         let reply = &replies.as_bytes()[from..end.at];
         let shows_data = end.command.is_some() && end.outcome != Outcome::Refused;
         let may_change = end.command.is_some_and(gate::may_change);
-        let told = shows_data.then(|| RoundError::from(Health::uncertain(text, may_change)));
+        let told = (shows_data && !end.silent)
+            .then(|| RoundError::from(Health::uncertain(text, may_change)));
         worker.stats().give(&mut whole, end.command, (reply, end.outcome), told);
         from = end.at;
     }

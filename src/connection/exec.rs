@@ -62,7 +62,9 @@ impl Connection {
     ) -> Dispatched {
         self.name_exec(args);
         let watches = self.session.watches.is_some();
-        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed() && !watches;
+        let own = self.session.db;
+        // One that selects another database does so only if it runs.
+        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed() && !watches && t.db() == own;
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
             return Dispatched::Barrier;
         };
@@ -72,11 +74,9 @@ impl Connection {
         if transaction.names_its_keys() {
             cycle.goes_on();
         }
-        let db = transaction.db();
         self.session.client.runs(exec.id);
         self.session.client.runs_queued(transaction.commands().len());
         self.session.end_transaction();
-        self.session.select(db);
         self.session.end_caching(Some(exec));
         Dispatched::Done
     }

@@ -11,6 +11,7 @@ mod alone;
 mod blocked;
 mod cycle;
 mod exec;
+mod farewell;
 mod gate;
 mod replies;
 mod scattered;
@@ -105,12 +106,8 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         unpaid: 0,
         wrote: false,
     });
-    tokio::select! {
-        biased;
-        () = client.killed() => {}
-        // A reset is the client's way to disconnect.
-        _ = connection.run_to_end() => {}
-    }
+    // An error, such as a reset, is the client's way to disconnect.
+    let _ = farewell::unless_killed(&client, connection.run_to_end()).await;
     if client.is_too_slow() {
         worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
     }
@@ -133,6 +130,9 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
 impl Connection {
     async fn run_to_end(&mut self) -> std::io::Result<()> {
         self.run().await?;
+        if self.session.client.is_ending() {
+            return self.take_leave().await;
+        }
         self.wire().flush().await
     }
 
@@ -140,7 +140,9 @@ impl Connection {
         loop {
             // There may always be something to read.
             self.give_turn().await;
-            self.wait_readable().await?;
+            if !self.wait_readable().await? {
+                return Ok(());
+            }
             self.keep_pace().await;
             let mut scratch = self.worker.buffers.take_scratch();
             let read = if self.buf.is_empty() {
@@ -243,6 +245,9 @@ impl Connection {
             self.reply(&out).await?;
             self.worker.buffers.give_reply_buffer(out.into_buffer());
             self.relieve_unread();
+            if self.session.client.is_ending() {
+                return Ok(false);
+            }
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {
@@ -258,6 +263,9 @@ impl Connection {
                         return Ok(false);
                     }
                 }
+            }
+            if self.session.client.is_ending() {
+                return Ok(false);
             }
             cycle = Cycle::new(&self.worker, &self.session);
             pause = self.parse_buffered(&mut cycle);
@@ -347,7 +355,9 @@ impl Connection {
                 Stopped::Drained => break Pause::Drained,
                 Stopped::Failed(error) => {
                     self.worker.stats().error("ERR");
+                    cycle.begin_replies(self.session.reply_mode);
                     cycle.out().error(error.reply_text());
+                    cycle.end_command();
                     break Pause::Close;
                 }
             }
@@ -371,11 +381,17 @@ impl Connection {
     ) -> Option<Pause> {
         for n in 0..ahead.len() {
             let ready = ahead.get(n, parser, data);
+            let mode = self.session.reply_mode;
+            cycle.begin_replies(mode);
             let dispatched = self.dispatch(&ready, data.len() - ready.bytes.end, cycle, settings);
             if dispatched == Dispatched::Barrier {
                 // Empty requests before it are processed.
                 *done = ready.bytes.start;
                 return Some(Pause::Barrier);
+            }
+            if matches!(mode, ReplyMode::SkipNext | ReplyMode::Skip) {
+                // None that changes the mode runs in the cycle while a reply is skipped.
+                self.session.reply_mode = ReplyMode::On;
             }
             *done = ready.bytes.end;
             if !ready.command.is_some_and(|command| command.spec.run.is_on_keys()) {
@@ -413,7 +429,8 @@ impl Connection {
             Admitted::Run(command) => command,
             Admitted::Refused(text) => {
                 let text = self.refused(args, text);
-                cycle.refuse(&text, &mut self.session);
+                cycle.out().error(text);
+                cycle.end_command();
                 self.session.end_caching(gate::resolve(args).ok());
                 // The refusal has taken time, too.
                 self.worker.start_watch();
@@ -423,9 +440,8 @@ impl Connection {
             Admitted::Hostile => return Dispatched::Close,
         };
         self.wrote |= gate::may_change(command);
-        if self.session.reply_mode != ReplyMode::On {
-            return Dispatched::Barrier;
-        }
+        // It may end the silence, or confirm subscriptions, which every client is told.
+        let runs_here = cycle.is_plain() && self.session.reply_mode == ReplyMode::On;
         match NextStep::of(&self.session, command, args) {
             NextStep::Queue => {
                 let queued = self.queue(command, args, ready.at, settings, cycle.out());
@@ -447,7 +463,7 @@ impl Connection {
                     Dispatched::Barrier
                 }
             }
-            NextStep::Run(Manner::Session) if cycle.is_plain() => {
+            NextStep::Run(Manner::Session) if runs_here => {
                 // DISCARD ends a queue, too. No command on keys comes right behind a queued one.
                 cycle.end_queueing(&self.worker);
                 self.note_command(command, args, left);

@@ -119,7 +119,7 @@ impl Scattered {
                     whole.push_own(&self.shown, end, &self.out.as_bytes()[self.from..end.at]);
                     self.from = end.at;
                 }
-                ReplySource::Parked(command, done) => {
+                ReplySource::Parked { command, silent, done } => {
                     let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
                     if let Some(command) = ran.put_off.take() {
                         ran =
@@ -127,15 +127,16 @@ impl Scattered {
                     }
                     ran.end_wait(self.out.proto());
                     let mut answer = worker.settle_reply(command, ran).await;
-                    whole.push(command, (answer.reply.as_bytes(), answer.outcome));
+                    whole.push((command, silent), (answer.reply.as_bytes(), answer.outcome));
                     whole.bytes.take_lack(&mut answer.reply);
                 }
-                ReplySource::Remote { worker: target, command } => {
+                ReplySource::Remote { worker: target, command, silent } => {
                     let mut remote = self.remote.iter_mut().find(|remote| remote.worker == target);
                     match next_of(worker, remote.as_deref_mut()).await {
-                        Some(reply) => whole.push(command, reply),
+                        Some(reply) => whole.push((command, silent), reply),
                         None => {
-                            whole.push_error(command, &format!("ERR worker {target} is gone"));
+                            let text = format!("ERR worker {target} is gone");
+                            whole.push_error((command, silent), &text);
                         }
                     }
                     if let Some(reply) = remote.and_then(|remote| remote.reply.as_mut()) {

@@ -11,14 +11,20 @@ enum Event {
     Readable,
     Pushes,
     Writable,
+    Ending,
 }
 
 impl Connection {
-    /// Waits for something to read; sends unread replies, then pushes meanwhile.
-    pub(super) async fn wait_readable(&mut self) -> Result<()> {
+    /// Waits for something to read; sends unread replies, then pushes meanwhile. Returns false if the
+    /// connection is to end.
+    pub(super) async fn wait_readable(&mut self) -> Result<bool> {
         let mut sent = false;
         loop {
             let event = poll_fn(|cx| -> Poll<Result<Event>> {
+                // The task is woken when this changes.
+                if self.session.client.is_ending() {
+                    return Poll::Ready(Ok(Event::Ending));
+                }
                 let readable = self.stream.poll_readable(cx)?.map(|()| Ok(Event::Readable));
                 // Commands are read even if there is always more to send.
                 if sent && readable.is_ready() {
@@ -38,7 +44,8 @@ impl Connection {
                 readable
             });
             self.moved += match event.await? {
-                Event::Readable => return Ok(()),
+                Event::Readable => return Ok(true),
+                Event::Ending => return Ok(false),
                 Event::Pushes => self.wire().send_pushes().await?,
                 Event::Writable => self.wire().write_unread()?,
             };

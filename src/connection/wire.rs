@@ -40,7 +40,7 @@ pub(super) struct Wire<'a> {
 impl Wire<'_> {
     /// Waits for `done`. The wire is served only while the client counts as blocked: a client that
     /// shuts its side down and then waits for a reply gets it. Returns an error if the client has
-    /// disconnected.
+    /// disconnected or is to end.
     pub(super) async fn keep_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T> {
         let mut done = pin!(done);
         let mut moved = 0;
@@ -48,6 +48,9 @@ impl Wire<'_> {
             let woken = poll_fn(|cx| {
                 if let Poll::Ready(value) = done.as_mut().poll(cx) {
                     return Poll::Ready(Ok(Woken::Done(value)));
+                }
+                if self.client.is_ending() {
+                    return Poll::Ready(Err(ErrorKind::ConnectionAborted.into()));
                 }
                 if !self.unread.is_empty()
                     && let Poll::Ready(ready) = self.stream.poll_writable(cx)
@@ -100,7 +103,8 @@ impl Wire<'_> {
         if left.is_empty() {
             return Ok(());
         }
-        if self.unread.keep(left, self.worker.settings().maxmemory_clients) {
+        let spared = self.client.is(ClientState::NO_EVICT);
+        if self.unread.keep(left, self.worker.settings().maxmemory_clients, spared) {
             self.client.outbox.set_replies(self.unread.memory());
             return Ok(());
         }

@@ -135,11 +135,14 @@ impl Pauses {
     /// Begins, changes or (with `until_ms` 0) ends a pause. Returns the one before.
     pub fn replace(&self, pause: ClientPause) -> ClientPause {
         let mut held = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        self.put(&mut held, pause)
+    }
+
+    /// Puts a pause in the place of the one that is held, and returns that.
+    fn put(&self, held: &mut ClientPause, pause: ClientPause) -> ClientPause {
         self.paused.store(pause.until_ms != 0, Ordering::Relaxed);
-        let before = std::mem::replace(&mut *held, pause);
-        drop(held);
         self.unpaused.notify_waiters();
-        before
+        std::mem::replace(held, pause)
     }
 
     /// Ends the pause that clients have asked for.
@@ -149,9 +152,9 @@ impl Pauses {
 
     /// Puts the pause back that was before another one, unless that was changed meanwhile.
     pub fn take_back(&self, pause: ClientPause, before: ClientPause) {
-        let is_held = *self.pause.lock().unwrap_or_else(PoisonError::into_inner) == pause;
-        if is_held {
-            self.replace(before);
+        let mut held = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        if *held == pause {
+            self.put(&mut held, before);
         }
     }
 

@@ -6,6 +6,7 @@
 //! commits, and lets the background jobs finish.
 
 use super::Worker;
+use crate::clients::ClientState;
 use crate::command::Patience;
 use crate::node::{Node, WorkerStats};
 use anyhow::{Result, bail};
@@ -26,7 +27,7 @@ const EVICTED_AT_ONCE: usize = 4096;
 /// Maximum time that hand-overs may take to end at the shutdown.
 const HANDING: Duration = Duration::from_secs(60);
 
-/// Maximum time that connections may take to end.
+/// Maximum time that clients may take to read their last replies, and connections to end.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// Interval at which the shutdown checks whether all coordinators have ended.
@@ -182,20 +183,38 @@ impl Worker {
         self.stop.cancelled().await;
     }
 
+    /// Ends the connections once the commands that run are answered; after some time, at once.
+    async fn end_connections(&self) {
+        let own = || self.node.clients.all().into_iter().filter(|client| client.worker == self.id);
+        for client in own() {
+            // The stream of a replica or of another server has no end.
+            if client.is(ClientState::REPLICA) || client.is(ClientState::SERVER) {
+                client.kill();
+            } else {
+                client.end();
+            }
+        }
+        self.connections.close();
+        if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_ok() {
+            return;
+        }
+        let late = own().map(|client| client.kill()).count();
+        tracing::warn!(
+            worker = self.id,
+            clients = late,
+            "some clients did not read their last replies in time"
+        );
+        if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_err() {
+            tracing::warn!(worker = self.id, "some connections did not end in time");
+        }
+    }
+
     /// Stops accepting, ends the connections, commits the open round, and lets the background
     /// finish. Returns false if a hand-over is still running: the journal has everything, so the
     /// engines are left as after a crash.
     pub(crate) async fn stop(&self) -> bool {
         self.stop.cancel();
-        for client in self.node.clients.all() {
-            if client.worker == self.id {
-                client.kill();
-            }
-        }
-        self.connections.close();
-        if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_err() {
-            tracing::warn!(worker = self.id, "some connections did not end in time");
-        }
+        self.end_connections().await;
         // The coordinators of all workers end first: one that waits for a worker which has ended
         // would never release its locks on others.
         self.node.ending.is_quiet();

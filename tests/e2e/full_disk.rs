@@ -207,6 +207,9 @@ fn refuse_on_all_ways(server: &Server, client: &mut Client) -> u64 {
         // undoing.
         expect_errors(client, &[set, &["GET", &two], set, &["GET", &one]], 2..=3);
         expect_errors(client, &[&["MULTI"], set, &["SET", &two, "1"], &["EXEC"]], 1..=1);
+        expect_errors(client, &[&["MULTI"], set, &["SELECT", "1"], &["EXEC"]], 1..=1);
+        let Answer::Text(own) = client.run(&["CLIENT", "INFO"]) else { panic!("no text") };
+        assert!(own.contains(" db=0 "), "it has selected another database: {own}");
         let script = "return redis.call('SET', KEYS[1], ARGV[1])";
         expect_errors(client, &[&["EVAL", script, "1", &one, &value]], 1..=1);
         let mut waiting = Client::of(server);

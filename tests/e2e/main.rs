@@ -66,6 +66,7 @@ mod transactions;
 mod undeclared;
 mod unmounted;
 mod unread;
+mod unwanted;
 mod upgrade;
 mod whole;
 mod zsets;

@@ -37,13 +37,21 @@ fn unread(client: &mut redis::Connection) -> u64 {
     fields.map(|bytes| bytes.parse::<u64>().expect("a number")).sum()
 }
 
+/// Returns the bytes of unread replies of all clients.
+fn unread_of_all(client: &mut redis::Connection) -> u64 {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
+    let fields = list.split([' ', '\n']).filter_map(|field| field.strip_prefix("omem="));
+    fields.map(|bytes| bytes.parse::<u64>().expect("a number")).sum()
+}
+
 #[test]
 fn a_client_may_send_much_before_it_reads() {
-    for workers in ["1", "2"] {
-        let server = start(&["--workers", workers, "--shards", "2"]);
+    // The greatest number of replies takes more than each client is sure to get.
+    for (workers, budget, gets) in [("1", "64mb", 1200), ("2", "64mb", 1200), ("2", "1gb", 2800)] {
+        let server = start(&["--workers", workers, "--shards", "2", "--memory-budget", budget]);
         let mut socket = connect(&server);
         // More replies than the sockets hold, then more commands than they hold.
-        let (gets, sets) = (1200, 24_000);
+        let sets = 24_000;
         let mut commands = b"GET k\r\n".repeat(gets);
         let set = format!("*3\r\n$3\r\nSET\r\n$1\r\nx\r\n$1000\r\n{}\r\n", "w".repeat(1000));
         commands.extend(set.into_bytes().repeat(sets));
@@ -118,4 +126,38 @@ fn with_a_limit_for_clients_one_that_does_not_read_is_closed() {
     assert!(most <= 8 << 20, "it had {most} bytes");
     // It was evicted, or there was no memory for its next reply.
     assert_eq!(unread(&mut client), 0);
+}
+
+#[test]
+fn a_server_that_ends_gives_the_replies_of_the_commands_that_ran() {
+    for workers in ["1", "2"] {
+        let mut server = start(&["--workers", workers, "--shards", "2", "--memory-budget", "1gb"]);
+        let mut socket = connect(&server);
+        let mut sender = socket.try_clone().expect("a second handle");
+        // More commands than the sockets hold: some are sent while the server ends.
+        let sending = std::thread::spawn(move || {
+            let _ = sender.write_all(&b"INCR n\r\nGET k\r\n".repeat(400_000));
+        });
+        let mut client = server.client();
+        let deadline = Instant::now() + PATIENCE;
+        while unread_of_all(&mut client) < 1 << 20 {
+            assert!(Instant::now() < deadline, "nothing is kept");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let reading = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            let mut replies = Vec::new();
+            // A reset behind the last reply tells that further commands came.
+            let _ = socket.read_to_end(&mut replies);
+            replies
+        });
+        server.stop();
+        let replies = reading.join().expect("the replies");
+        sending.join().expect("the sender ends");
+        server.restart();
+        let ran = run(&mut server.client(), &["GET", "n"]);
+        let answered = replies.windows(3).filter(|bytes| bytes[..3] == *b"\r\n:").count();
+        let answered = answered + usize::from(replies.starts_with(b":"));
+        assert_eq!(ran, redis::Value::BulkString(answered.to_string().into_bytes()), "{workers}");
+    }
 }

@@ -85,11 +85,15 @@ impl Account {
         limit != 0 && self.taken.load(Ordering::Relaxed) > limit
     }
 
-    /// Returns true if so many bytes more would leave half of the limit of all free.
+    /// Returns the bytes that are left of half of the limit of all. Without a limit, it is that of the
+    /// replies to clients that are never closed for their memory.
     #[must_use]
-    pub fn is_half_free(&self, more: usize) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
-        limit == 0 || self.taken.load(Ordering::Relaxed).saturating_add(more) <= limit / 2
+    pub fn left_of_half(&self) -> usize {
+        let limit = match self.limits_of(false).0 {
+            0 => self.limits_of(true).0,
+            limit => limit,
+        };
+        (limit / 2).saturating_sub(self.taken.load(Ordering::Relaxed))
     }
 
     fn change(&self, before: usize, now: usize) {
@@ -200,12 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn half_is_free_without_a_limit_or_with_less_than_half_of_it() {
+    fn half_of_the_limit_is_left_or_of_that_of_spared_replies() {
         let account = Account::new();
-        assert!(account.is_half_free(usize::MAX));
-        account.set_limit(WIDE, WIDE);
         account.change(0, 30);
-        assert!(account.is_half_free(20) && !account.is_half_free(21));
+        assert_eq!(account.left_of_half(), 0);
+        account.set_limit(Limit { all: 0, single: 0 }, WIDE);
+        assert_eq!(account.left_of_half(), 20);
+        account.set_limit(Limit { all: 80, single: 80 }, WIDE);
+        assert_eq!(account.left_of_half(), 10);
+        account.change(0, 30);
+        assert_eq!(account.left_of_half(), 0);
     }
 
     #[test]
