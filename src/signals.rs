@@ -9,15 +9,21 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 const SAME: Duration = Duration::from_secs(1);
 
 /// Ignores signals that would end the process in the middle of its work: when its terminal is
-/// closed, when a reader of its output ends, when a file reaches the system's maximum size (the
-/// write fails then), and, until [`Reloads`] are
-/// caught, when a log rotation notifies it.
+/// closed, when a reader of its output ends, when a file reaches the system's maximum size, and, until
+/// [`Reloads`] are caught, when a log rotation notifies it.
 pub fn ignore_stray() {
-    let stray = [libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGUSR1, libc::SIGUSR2];
-    for number in stray {
-        // SAFETY: SIG_IGN runs no code of ours.
-        unsafe { libc::signal(number, libc::SIG_IGN) };
-    }
+    fail_long_writes();
+    [libc::SIGHUP, libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2].into_iter().for_each(ignore);
+}
+
+/// Lets a write fail when a file reaches the system's maximum size, instead of ending the process.
+pub fn fail_long_writes() {
+    ignore(libc::SIGXFSZ);
+}
+
+fn ignore(number: i32) {
+    // SAFETY: SIG_IGN runs no code of ours.
+    unsafe { libc::signal(number, libc::SIG_IGN) };
 }
 
 /// SIGHUP, which asks for certificates and the log's file to be opened anew.

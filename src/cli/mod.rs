@@ -73,6 +73,7 @@ pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCo
     let first = args.get(1)?;
     Cli::command().get_subcommands().find(|command| command.get_name() == first)?;
     prepare();
+    crate::signals::fail_long_writes();
     let status = match Cli::try_parse_from(args) {
         Ok(cli) => match cli.command.run() {
             Ok(()) => ExitCode::SUCCESS,

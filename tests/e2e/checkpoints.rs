@@ -200,6 +200,31 @@ fn a_backup_is_taken_of_a_server_that_runs_or_is_stopped() {
 }
 
 #[test]
+fn a_file_that_may_not_get_so_long_is_an_error_of_a_backup_or_a_restore() {
+    let mut server = Server::start(OPTIONS);
+    open_accounts(&server);
+    let long: Vec<u8> =
+        (0..1_000_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let () = server.client().set("long", long).expect("stored");
+    server.stop();
+    let path = |name: &str| server.dir().join(name).display().to_string();
+    let (data, backups, short) = (path("data"), path("backups"), path("short"));
+    done(&["backup", "--dir", &data, "--to", &backups]);
+    let commands = [
+        ["backup", "--dir", &data, "--to", &short],
+        ["restore", "--from", &backups, "--dir", &short],
+    ];
+    for command in commands {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -f 100; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_flagstone")]);
+        let ended = limited.args(command).output().expect("it runs");
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{command:?}: {told}");
+        assert!(told.contains("File too large"), "{command:?}: {told}");
+    }
+}
+
+#[test]
 fn save_commands_answer_as_they_should() {
     let mut server = Server::start(OPTIONS);
     let mut client = server.client();

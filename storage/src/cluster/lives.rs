@@ -7,7 +7,9 @@
 
 use super::member::Life;
 use crate::directory::OpenOptions;
-use crate::journal::{BucketJournal, BucketOptions, BucketRecovery, JournalError, Lsn, Recovered};
+use crate::journal::{
+    BucketJournal, BucketOptions, BucketRecovery, JournalError, JournalSight, Lsn, Recovered,
+};
 use crate::place::Place;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,14 +69,15 @@ impl SealedLife {
     pub(crate) async fn seal(
         store: &Place,
         (life, is_begun): (Life, bool),
+        sight: Option<JournalSight>,
         options: BucketOptions,
     ) -> Result<Self, JournalError> {
         let place = journal_of(store, life);
         let missing = || JournalError::Failed(format!("the journal {place} is missing"));
-        if is_begun && BucketJournal::newest(&place, &options).await? == 0 {
+        if is_begun && BucketJournal::see(&place, &options).await?.newest() == 0 {
             return Err(missing());
         }
-        let recovery = match BucketJournal::recover(place.clone(), options.clone()).await {
+        let mut recovery = match BucketJournal::recover(place.clone(), options.clone()).await {
             // Its process has died while it joined; or the journal is given up, and the process has slept and
             // put another object since. Nothing in it counts.
             Err(JournalError::Corrupt { .. }) if !is_begun => {
@@ -85,6 +88,9 @@ impl SealedLife {
         };
         if is_begun && !recovery.has_objects() {
             return Err(missing());
+        }
+        if let Some(sight) = sight {
+            recovery.was_seen(&sight);
         }
         Ok(Self::new(life, recovery))
     }

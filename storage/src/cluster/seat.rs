@@ -12,13 +12,16 @@ use super::taking::{GivenShard, ShardTaker, TakenShard};
 use crate::clock::Clock;
 use crate::directory::{Directory, Manifest, OpenOptions};
 use crate::engine::machine::check_cpus;
-use crate::journal::{BucketJournal, BucketOptions, Journal};
+use crate::journal::{BucketJournal, BucketOptions, Journal, JournalSight};
 use crate::lease::BootTime;
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// Maximum number of other lives of which it is known how their journals looked.
+const MAX_SEEN: usize = 64;
 
 /// Pause before a change whose fate is not known is put again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -35,6 +38,8 @@ pub struct ClusterSeat {
     taker: ShardTaker,
     /// Journals of ended lives that were read.
     sealed: Mutex<BTreeMap<Life, Arc<SealedLife>>>,
+    /// The objects of other lives' journals, when they were seen first.
+    seen: Mutex<BTreeMap<Life, JournalSight>>,
 }
 
 impl ClusterSeat {
@@ -68,8 +73,12 @@ impl ClusterSeat {
             };
             if let Some(former) = former {
                 tracing::info!(life = former.life.0, "ending the former life of this server");
-                let sealing =
-                    SealedLife::seal(&store, (former.life, former.begun), journal_options.clone());
+                let sealing = SealedLife::seal(
+                    &store,
+                    (former.life, former.begun),
+                    None,
+                    journal_options.clone(),
+                );
                 sealing.await.with_context(|| ending(former.life))?;
             }
             let former = former.map(|former| former.life);
@@ -82,10 +91,20 @@ impl ClusterSeat {
         let journal = journal.with_context(|| format!("beginning life {life} of this server"))?;
         let directory = Directory::without_shards(&options, &manifest, journal.clone());
         let taker = ShardTaker::new(&options, manifest, journal.clone(), clock);
-        let sealed = Mutex::default();
+        let (sealed, seen) = (Mutex::default(), Mutex::default());
         let libraries = LibraryStore::new(&store);
-        let seat =
-            Self { store, node, life, maps, libraries, journal, journal_options, taker, sealed };
+        let seat = Self {
+            store,
+            node,
+            life,
+            maps,
+            libraries,
+            journal,
+            journal_options,
+            taker,
+            sealed,
+            seen,
+        };
         if let Err(refusal) = seat.amend(|draft| draft.begin(life)).await? {
             bail!("life {life} of this server cannot begin: {refusal}");
         }
@@ -131,9 +150,15 @@ impl ClusterSeat {
         let map = self.maps.newest().await?;
         let is_begun = map.and_then(|map| Some(map.member(life)?.begun)).unwrap_or(false);
         let options = self.journal_options.clone();
-        let sealing = SealedLife::seal(&self.store, (life, is_begun), options);
+        let sight = self.seen().get(&life).copied();
+        let sealing = SealedLife::seal(&self.store, (life, is_begun), sight, options);
         let sealed = Arc::new(sealing.await.with_context(|| ending(life))?);
+        self.seen().remove(&life);
         Ok(self.sealed().entry(life).or_insert(sealed).clone())
+    }
+
+    fn seen(&self) -> std::sync::MutexGuard<'_, BTreeMap<Life, JournalSight>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sealed(&self) -> std::sync::MutexGuard<'_, BTreeMap<Life, Arc<SealedLife>>> {
@@ -293,13 +318,22 @@ impl ClusterSeat {
         has_stored
     }
 
-    /// Returns a number that grows with the objects of a life's journal.
+    /// Returns a number that grows with the objects of a life's journal. If the life is sealed later and has
+    /// stored nothing since, its lease is over that much sooner.
     ///
     /// # Errors
     /// If the store does not answer.
     pub async fn progress_of(&self, life: Life) -> Result<u64> {
         let place = journal_of(&self.store, life);
-        BucketJournal::newest(&place, &self.journal_options).await.map_err(Into::into)
+        let sight = BucketJournal::see(&place, &self.journal_options).await?;
+        let mut seen = self.seen();
+        let first = seen.get(&life).map_or(sight, |before| sight.or_earlier(*before));
+        seen.insert(life, first);
+        while seen.len() > MAX_SEEN {
+            // The oldest life has ended, or another look at it follows.
+            seen.pop_first();
+        }
+        Ok(sight.newest())
     }
 }
 

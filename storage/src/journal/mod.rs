@@ -43,7 +43,7 @@ use crate::slot::NotOwned;
 pub(crate) use bucket::OBJECT_HEADER;
 pub use bucket::{
     BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalCondition, JournalLook,
-    JournalTail, TailStep,
+    JournalSight, JournalTail, TailStep,
 };
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;

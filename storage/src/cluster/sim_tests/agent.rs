@@ -258,6 +258,10 @@ async fn suspect(server: &SimServer, map: &ClusterMap) -> Result<()> {
     let others = map.members().iter().filter(|it| it.state == MemberState::Open);
     for life in others.map(|it| it.life).filter(|life| *life != server.life()) {
         let is_silent = server.world.is_silent(life);
+        if happens(server, 4) {
+            // Whenever that was: what was seen counts only if nothing came behind it.
+            let _ = server.seat.progress_of(life).await;
+        }
         let is_overdue = is_silent && server.world.sim.below(4) == 0;
         if !is_overdue && !happens(server, 250) {
             continue;

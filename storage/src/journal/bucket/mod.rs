@@ -40,7 +40,7 @@ pub use history::BucketView;
 #[cfg(test)]
 pub(crate) use object::OBJECT_HEADER;
 pub(super) use recovery::BucketPieces;
-pub use recovery::{BucketRecovery, JournalCondition, JournalLook};
+pub use recovery::{BucketRecovery, JournalCondition, JournalLook, JournalSight};
 pub use tail::{JournalTail, TailStep};
 
 /// Options of a journal in a bucket.
@@ -232,13 +232,12 @@ impl BucketJournal {
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
-    /// Returns the number of the newest object of a journal in `place`, which may be in use; 0: there
-    /// is none. It costs a listing.
+    /// Looks at the objects of a journal in `place`, which may be in use. It costs a listing.
     ///
     /// # Errors
     /// [`JournalError::Away`].
-    pub async fn newest(place: &Place, options: &BucketOptions) -> Result<u64, JournalError> {
-        BucketRecovery::new(place.clone(), options.clone()).newest().await
+    pub async fn see(place: &Place, options: &BucketOptions) -> Result<JournalSight, JournalError> {
+        BucketRecovery::new(place.clone(), options.clone()).see().await
     }
 
     /// Deletes the objects of a journal in `place` that nobody needs any more, but not the fences: a

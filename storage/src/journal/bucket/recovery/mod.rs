@@ -9,6 +9,7 @@ mod breaks;
 mod ending;
 mod fencing;
 mod pieces;
+mod sight;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -27,6 +28,7 @@ pub use breaks::JournalCondition;
 pub use ending::JournalLook;
 use fencing::End;
 pub(in crate::journal) use pieces::BucketPieces;
+pub use sight::JournalSight;
 
 use super::super::local::lock;
 use super::super::read::Holds;
@@ -68,7 +70,8 @@ pub struct BucketRecovery {
     /// The last whole commit of each ended epoch.
     ends: BTreeMap<u64, Lsn>,
     max_time_ms: u64,
-    /// Time at which the fence was put, if the former owner has not released the journal.
+    /// Time at which the fence was put, or from which on the former owner has stored nothing, if it has not
+    /// released the journal.
     pub(super) outlived: Option<Instant>,
 }
 
@@ -181,13 +184,6 @@ impl BucketRecovery {
         };
         self.epoch = epoch + 1;
         self.follow(reading, end).await
-    }
-
-    /// Returns the number of the newest object that is listed; 0: there is none.
-    pub(super) async fn newest(&self) -> Result<u64, JournalError> {
-        let mut reading = Reading::default();
-        self.list(&mut reading).await?;
-        Ok(reading.listed.last_key_value().map_or(0, |(at, _)| at.number))
     }
 
     /// Returns the position of the oldest object that is needed, or of the next one.

@@ -1,9 +1,11 @@
 //! The lease: at no time do two processes believe that they own the data.
 
 use super::*;
-use crate::journal::JournalCondition;
+use crate::journal::bucket::object::Position;
+use crate::journal::{JournalCondition, JournalSight};
 use crate::lease::{Lease, Unconfirmed};
 use futures::future::join_all;
+use object_store::ObjectStoreExt;
 use std::sync::Mutex;
 
 /// Longer than a takeover takes.
@@ -128,6 +130,85 @@ fn a_taker_waits_for_an_owner_whose_first_successor_stored_nothing() {
         assert!(third.outlived.is_some());
         third.wait_out_lease().await.unwrap();
         assert!(!lease.holds());
+    });
+}
+
+/// Returns how the journal looks.
+async fn see(client: &Arc<Client>) -> JournalSight {
+    BucketJournal::see(&place(client), &options(SyncMode::Always)).await.unwrap()
+}
+
+/// Starts an owner with some objects, whose requests do not arrive any more.
+async fn silent_owner(sim: &Sim) -> (Running, Arc<Client>) {
+    let old = sim.client(0);
+    let owner = own(&old).await.unwrap();
+    for _ in 0..3 {
+        let durable = owner.append(&[0], b"x").unwrap();
+        owner.until_durable(durable).await;
+    }
+    old.paused.shut(true);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    (owner, old)
+}
+
+/// Returns how long a successor must wait yet that has just put its fence.
+async fn wait_of(client: &Arc<Client>, sight: JournalSight) -> Duration {
+    let mut successor = take_over(client).await.unwrap();
+    successor.was_seen(&sight);
+    successor.silent_from().unwrap().saturating_duration_since(tokio::time::Instant::now())
+}
+
+#[test]
+fn a_successor_waits_from_the_moment_at_which_it_has_seen_the_last_object() {
+    runtime().block_on(async {
+        let sim = Sim::new(7);
+        let (owner, _old) = silent_owner(&sim).await;
+        let new = sim.client(0);
+        let sight = see(&new).await;
+        // Later looks see nothing new.
+        tokio::time::sleep(SHORT / 2).await;
+        let sight = see(&new).await.or_earlier(sight);
+        tokio::time::sleep(SHORT).await;
+        assert_eq!(wait_of(&new, sight).await, Duration::ZERO);
+        assert!(!owner.shared.lease.holds());
+    });
+}
+
+#[test]
+fn a_successor_waits_from_its_fence_on_if_objects_came_since_or_one_was_missing() {
+    runtime().block_on(async {
+        let sim = Sim::new(8);
+        let (owner, old) = silent_owner(&sim).await;
+        let new = sim.client(0);
+        let sight = see(&new).await;
+        tokio::time::sleep(SHORT).await;
+        // The owner goes on for a moment.
+        old.paused.shut(false);
+        let durable = owner.append(&[0], b"y").unwrap();
+        owner.until_durable(durable).await;
+        old.paused.shut(true);
+        let later = see(&new).await;
+        assert!(
+            later.newest() > sight.newest() && later.or_earlier(sight).newest() == later.newest()
+        );
+        assert!(wait_of(&new, sight).await > SHORT / 2);
+        assert!(owner.shared.lease.holds());
+    });
+    runtime().block_on(async {
+        let sim = Sim::new(9);
+        let (_owner, _old) = silent_owner(&sim).await;
+        let new = sim.client(0);
+        // The last but one is not there yet when the last one is: it may have been put after that.
+        let newest = see(&new).await.newest();
+        let path = Position { epoch: 1, number: newest - 1 }.path(place(&new).root());
+        let store = place(&new).store().clone();
+        let object = store.get(&path).await.unwrap().bytes().await.unwrap();
+        store.delete(&path).await.unwrap();
+        let sight = see(&new).await;
+        store.put(&path, object.into()).await.unwrap();
+        assert_eq!(sight.newest(), newest);
+        tokio::time::sleep(SHORT).await;
+        assert!(wait_of(&new, sight).await > SHORT / 2);
     });
 }
 
