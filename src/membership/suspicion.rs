@@ -119,11 +119,15 @@ impl Agent {
         // Another server may have acted, or may have taken this one for dead, too.
         self.look().await;
         let map = self.own.cluster.map();
-        let is_open = |life| map.member(life).is_some_and(|it| it.state == MemberState::Open);
-        if !is_open(self.life()) || !is_open(ended) {
+        if !map.is_open(self.life()) || !map.is_open(ended) {
             return Ok(());
         }
         if let Err(error) = self.own.seat.seal(ended).await {
+            self.look().await;
+            if !self.own.cluster.map().is_open(ended) {
+                // Others were faster, and need its objects no more.
+                return Ok(());
+            }
             self.own.cluster.sight.note_unsealed(ended, format!("{error:#}"));
             self.warn(format!(
                 "a server of the cluster has ended, and the journal of its life {ended} cannot be \

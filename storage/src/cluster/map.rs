@@ -132,7 +132,7 @@ impl ClusterMap {
         self.members.iter().find(|m| m.node == node && m.state == MemberState::Open)
     }
 
-    pub(super) fn is_open(&self, life: Life) -> bool {
+    pub fn is_open(&self, life: Life) -> bool {
         self.member(life).is_some_and(|member| member.state == MemberState::Open)
     }
 

@@ -79,7 +79,14 @@ impl ClusterSeat {
                     None,
                     journal_options.clone(),
                 );
-                sealing.await.with_context(|| ending(former.life))?;
+                if let Err(error) = sealing.await {
+                    // If others have sealed it meanwhile, its objects go once nobody needs them.
+                    let newest = maps.newest().await?;
+                    if newest.is_some_and(|map| map.is_open(former.life)) {
+                        return Err(error).with_context(|| ending(former.life));
+                    }
+                    continue;
+                }
             }
             let former = former.map(|former| former.life);
             let joined = join_map(&maps, (node, address), role, former).await?;

@@ -550,6 +550,46 @@ async fn a_life_is_forgotten_only_once_its_journal_is_deleted() {
     assert!(sizes.values().all(|bytes| *bytes == OBJECT_HEADER as u64), "{sizes:?}");
 }
 
+/// It reads that journal when they delete it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_server_that_starts_again_needs_no_journal_that_others_have_taken_over() {
+    let mut world = World::new(7);
+    let sim = Sim::new(7);
+    let (client, slow) = (sim.client(0), sim.client(0));
+    let place = |client: &Arc<Client>| Place::within(client.clone(), "data".into(), "sim");
+    let mut former = TestServer::join(&place(&client), 0).await;
+    former.take().await;
+    for _ in 0..50 {
+        world.fill(&mut former).await;
+    }
+    let life = former.seat.life();
+    drop(former);
+    let journal = format!("data/lives/{:020}/", life.0);
+    let is_fence = |bytes: &u64| *bytes == OBJECT_HEADER as u64;
+    let before = sim.sizes(&journal).await.len();
+    assert!(before > 40, "more than are read at a time");
+    slow.pace.store(10_000, Ordering::SeqCst);
+    let starting = tokio::spawn({
+        let place = place(&slow);
+        async move { TestServer::try_join(&place, 0).await.map(drop) }
+    });
+    while sim.sizes(&journal).await.len() == before {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    slow.gets_wait.shut(true);
+    let mut heir = TestServer::join(&place(&client), 1).await;
+    heir.take_over(life, &[heir.seat.life()]).await;
+    heir.take().await;
+    for id in 0..SHARDS {
+        heir.flush(id).await;
+    }
+    forget(&heir.seat).await;
+    assert!(sim.sizes(&journal).await.values().all(is_fence));
+    slow.gets_wait.shut(false);
+    starting.await.unwrap().unwrap();
+    world.check(&mut heir, 7).await;
+}
+
 /// It has begun its journal, so it may have stored something there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn nobody_goes_on_without_the_journal_of_a_life_that_has_begun_one() {
