@@ -37,6 +37,10 @@ const HURRIED_AGE: Duration = Duration::from_secs(5);
 /// the journal counts as long, whatever its bytes.
 const REPLAYED_OPS: u64 = 10_000_000;
 
+/// The same for the objects of a journal in a bucket, which a successor reads before it serves: it gets a
+/// thousand in about a second.
+const READ_OBJECTS: u64 = 2048;
+
 /// Age of handed-over rows at which the engine is made to flush.
 const FLUSH_AGE: Duration = Duration::from_secs(30);
 
@@ -104,9 +108,10 @@ impl Worker {
             }
             self.partition.borrow_mut().observe_flushed();
             self.share_memory();
+            let journal_eighths = self.journal_eighths();
             for stay in self.tended() {
                 self.reopen_if_closed(stay);
-                self.tend(stay);
+                self.tend(stay, journal_eighths);
                 self.resolve(stay, false);
             }
             self.watch_shards();
@@ -157,8 +162,8 @@ impl Worker {
         self.partition.borrow().shards.contains_key(&id)
     }
 
-    /// Starts a job for a shard if one is due.
-    pub(super) fn tend(self: &Rc<Self>, stay: Stay) {
+    /// Starts a job for a shard if one is due. `journal_eighths`: how long the journal is.
+    pub(super) fn tend(self: &Rc<Self>, stay: Stay, journal_eighths: u64) {
         let mut partition = self.partition.borrow_mut();
         let id = stay.shard;
         let Some(shard) = partition.shards.get(&id) else { return };
@@ -167,7 +172,7 @@ impl Worker {
         let due = match shard.age() {
             age if age >= interval => true,
             // At a high write rate the journal, and with it the next start, would become long.
-            age if age >= HURRIED_AGE => self.journal_exceeds(3),
+            age if age >= HURRIED_AGE => journal_eighths >= 3,
             _ => false,
         };
         shard.engine().hurry_if_crowded();
@@ -203,7 +208,7 @@ impl Worker {
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
-        let full = self.journal_exceeds(4);
+        let full = journal_eighths >= 4;
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full || urged.is_some()) && !job.flushing => {
                 job.flushing = true;
@@ -220,12 +225,18 @@ impl Worker {
         }
     }
 
-    /// Returns true if the journal exceeds so many eighths of its maximum, in bytes or in
-    /// operations.
-    fn journal_exceeds(&self, eighths: u64) -> bool {
-        let bytes = self.node.journal.stats().bytes;
+    /// Returns the eighths of its maximum that the journal has, in bytes, operations or objects.
+    pub(super) fn journal_eighths(&self) -> u64 {
+        let stats = self.node.journal.stats();
+        let is_remote = self.node.journal.is_remote();
+        let objects = if is_remote { stats.segments as u64 } else { 0 };
         let most = self.settings().journal_max_size;
-        bytes > most / 8 * eighths || self.node.unflushed_ops() > REPLAYED_OPS / 8 * eighths
+        let parts = [
+            (stats.bytes, most),
+            (self.node.unflushed_ops(), REPLAYED_OPS),
+            (objects, READ_OBJECTS),
+        ];
+        parts.into_iter().map(|(is, most)| is / (most / 8)).max().unwrap_or(0)
     }
 
     /// Returns the engine of a shard that is still here.

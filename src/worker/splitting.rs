@@ -128,7 +128,7 @@ impl Worker {
             // Nothing is left to flush when this is asked for, or it is asked for again.
             self.urge_flush(stay.shard, Lsn::MAX - 1);
             self.partition.borrow_mut().observe_flushed();
-            self.tend(stay);
+            self.tend(stay, self.journal_eighths());
             let is_flushed =
                 self.partition.borrow().shards.get(&stay.shard).is_some_and(Shard::is_flushed);
             if is_flushed && !self.has_job(stay) {

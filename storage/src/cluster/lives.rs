@@ -74,7 +74,8 @@ impl SealedLife {
     ) -> Result<Self, JournalError> {
         let place = journal_of(store, life);
         let missing = || JournalError::Failed(format!("the journal {place} is missing"));
-        if is_begun && BucketJournal::see(&place, &options).await?.newest() == 0 {
+        let was_there = sight.is_some_and(|sight| sight.newest() > 0);
+        if is_begun && !was_there && BucketJournal::see(&place, &options).await?.newest() == 0 {
             return Err(missing());
         }
         let mut recovery = match BucketJournal::recover(place.clone(), options.clone()).await {

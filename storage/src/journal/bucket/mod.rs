@@ -488,7 +488,7 @@ impl Journal for BucketJournal {
         JournalStats {
             last_refused: refusing,
             refusing,
-            segments: state.stored.len(),
+            segments: needed().count(),
             spares: 0,
             bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,
             waiting_bytes: state.waiting as u64,

@@ -43,8 +43,11 @@ use super::{BucketJournal, BucketOptions, BucketShared, BucketState, StoredObjec
 use crate::lease::{Lease, Unconfirmed};
 use crate::place::Place;
 
-/// Objects that are read at a time.
-const READS: usize = 16;
+/// Objects that are read at a time, at least and at most, ...
+const READS: (usize, usize) = (4, 64);
+
+/// ... and about how many bytes.
+const READ_BYTES: u64 = 64 << 20;
 
 /// Reason why the lease of a journal in a bucket runs out.
 const SILENCE: &str = "the journal's store does not answer";
@@ -264,8 +267,11 @@ impl BucketRecovery {
         let missing = reading.listed.range(from..=to).map(|(at, _)| *at);
         let missing: Vec<_> = missing.filter(|at| !reading.found.contains_key(at)).collect();
         let mut are_there = true;
+        let largest = missing.iter().filter_map(|at| reading.listed.get(at)).max().copied();
+        let fit = usize::try_from(READ_BYTES / largest.unwrap_or(1).max(1)).unwrap_or(READS.1);
+        let at_once = fit.clamp(READS.0, READS.1);
         let reads = missing.into_iter().map(|at| async move { (at, self.read(at).await) });
-        let mut reads = stream::iter(reads).buffered(READS).boxed();
+        let mut reads = stream::iter(reads).buffered(at_once).boxed();
         while let Some((at, object)) = reads.next().await {
             match object? {
                 Some(object) => self.take(reading, at, &object)?,

@@ -43,7 +43,7 @@ impl BucketRecovery {
         let needed: Vec<_> = self.chain.iter().filter(is_needed).collect();
         let reads =
             needed.into_iter().map(move |found| async move { (found, self.records(found).await) });
-        let objects = stream::iter(reads).buffered(READS / 4).boxed();
+        let objects = stream::iter(reads).buffered(READS.0).boxed();
         BucketPieces { recovery: self, from, objects, ready: VecDeque::new() }
     }
 }
