@@ -129,10 +129,11 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
 
 impl Connection {
     async fn run_to_end(&mut self) -> std::io::Result<()> {
-        self.run().await?;
+        let ran = self.run().await;
         if self.session.client.is_ending() {
             return self.take_leave().await;
         }
+        ran?;
         self.wire().flush().await
     }
 

@@ -5,6 +5,7 @@ use super::Server;
 use super::blind::{info, run};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long something may take on a busy machine.
@@ -128,32 +129,43 @@ fn with_a_limit_for_clients_one_that_does_not_read_is_closed() {
     assert_eq!(unread(&mut client), 0);
 }
 
+/// Reads all replies, in a moment.
+fn read_later(mut socket: TcpStream) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        let mut replies = Vec::new();
+        // A reset behind the last reply tells that further commands came.
+        let _ = socket.read_to_end(&mut replies);
+        replies
+    })
+}
+
 #[test]
 fn a_server_that_ends_gives_the_replies_of_the_commands_that_ran() {
     for workers in ["1", "2"] {
         let mut server = start(&["--workers", workers, "--shards", "2", "--memory-budget", "1gb"]);
-        let mut socket = connect(&server);
+        let socket = connect(&server);
         let mut sender = socket.try_clone().expect("a second handle");
         // More commands than the sockets hold: some are sent while the server ends.
         let sending = std::thread::spawn(move || {
             let _ = sender.write_all(&b"INCR n\r\nGET k\r\n".repeat(400_000));
         });
+        // A blocked one gets the replies before.
+        let mut blocked = connect(&server);
+        blocked.write_all(&b"GET k\r\n".repeat(1200)).expect("sent");
+        blocked.write_all(b"BLPOP none 0\r\n").expect("sent");
         let mut client = server.client();
         let deadline = Instant::now() + PATIENCE;
-        while unread_of_all(&mut client) < 1 << 20 {
+        while unread_of_all(&mut client) < 12 << 20 || info(&mut client, "blocked_clients") != "1" {
             assert!(Instant::now() < deadline, "nothing is kept");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let reading = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(200));
-            let mut replies = Vec::new();
-            // A reset behind the last reply tells that further commands came.
-            let _ = socket.read_to_end(&mut replies);
-            replies
-        });
+        let [replies, of_blocked] = [socket, blocked].map(read_later);
         server.stop();
-        let replies = reading.join().expect("the replies");
         sending.join().expect("the sender ends");
+        let replies = replies.join().expect("the replies");
+        let of_blocked = of_blocked.join().expect("the replies");
+        assert_eq!(of_blocked.len(), 1200 * REPLY, "{workers}");
         server.restart();
         let ran = run(&mut server.client(), &["GET", "n"]);
         let answered = replies.windows(3).filter(|bytes| bytes[..3] == *b"\r\n:").count();
