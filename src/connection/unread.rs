@@ -1,6 +1,7 @@
 //! Replies that a client has not read, and that are kept for it meanwhile.
 
 use crate::config::ClientMemory;
+use crate::worker::MAX_REPLIES;
 use bytes::{Buf, BytesMut};
 use flagstone_wire::client_memory::{CLIENTS, Taken};
 use std::collections::VecDeque;
@@ -8,6 +9,10 @@ use std::collections::VecDeque;
 /// Number of bytes of replies that are kept for a client although others take much memory; its commands
 /// wait for more.
 const MAX_UNREAD: usize = 16 << 20;
+
+/// Length in bytes from which on a reply is not copied to be kept: it is written from where it is, and the
+/// client's commands wait. The replies to many commands are less at a time.
+const LONG_REPLY: usize = 2 * MAX_REPLIES;
 
 /// Least and greatest size of a block of kept replies, in bytes. Its memory is free once it is read.
 const BLOCKS: (usize, usize) = (16 << 10, 1 << 20);
@@ -60,8 +65,7 @@ impl Unread {
     /// most half of what clients may. One client gets [`MAX_UNREAD`] of that, and beyond it no more than
     /// it leaves to the others.
     fn fits(&self, more: usize, limit: ClientMemory, spared: bool) -> bool {
-        if more > MAX_UNREAD {
-            // It is written from where it is, which takes no further memory.
+        if more >= LONG_REPLY {
             return false;
         }
         match limit {
