@@ -162,7 +162,7 @@ impl ShardBranch {
         let share =
             Share { engine: from.root().to_string(), checkpoint: checkpoint.id.clone(), files };
         let engines = BTreeMap::from([(to.root().to_string(), share)]);
-        Shares::new(engines).write(to).await?;
+        Shares::new(engines).create(to).await?;
         let name = format!("manifest/{:020}.manifest", checkpoint.manifest);
         let bytes =
             read(&from.join(&name)).await?.context("the manifest of the checkpoint is gone")?;

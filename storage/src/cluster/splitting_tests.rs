@@ -9,11 +9,12 @@ use crate::control::slots_row;
 use crate::encoding::{RowKey, prefix_range, row, slot_of_row};
 use crate::engine::{Engine, OwnSlots, Upkeep};
 use crate::place::sim::{Client, Sim};
-use crate::place::{Place, Shares, admin};
+use crate::place::{Place, SHARED, Share, Shares, admin};
 use crate::slot::{KeyHash, SLOTS};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use futures::future::join_all;
+use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use slatedb::db_cache::foyer::FoyerCache;
 use std::collections::BTreeMap;
@@ -306,4 +307,29 @@ async fn the_space_of_rows_that_do_not_count_comes_back() {
     let checkpoints = admin(store.store(), from.root().as_ref()).list_checkpoints(None).await;
     let kept = checkpoints.unwrap().into_iter().filter(|it| it.expire_time.is_none());
     assert_eq!(kept.count(), 0, "nothing keeps the files of shard 0");
+}
+
+/// A put of an earlier try may arrive at any time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_list_of_shared_files_of_one_try_does_not_replace_that_of_another() {
+    let store = store();
+    let from = store.join("shard-0/db");
+    let whole = open_part(&from, 0, 0..SLOTS).await;
+    whole.write(vec![large_row(1)]).await.unwrap();
+    whole.flush().await.unwrap();
+    whole.close().await.unwrap();
+    let to = store.join("shard-3-1/db");
+    let (engine, files) = (from.root().to_string(), BTreeMap::new());
+    let late = Share { engine, checkpoint: "of an earlier try".to_owned(), files };
+    let late = Shares::new(BTreeMap::from([(to.root().to_string(), late)]));
+    let branch = ShardBranch::at(3, to.clone());
+    // It comes before the list of this try, which fails, ...
+    late.create(&to).await.unwrap();
+    branch.make(&from).await.unwrap_err();
+    assert!(Shares::read(&to).await.unwrap().unwrap().has("of an earlier try"));
+    // ... or behind that.
+    to.store().delete(&to.path(SHARED)).await.unwrap();
+    branch.make(&from).await.unwrap();
+    late.create(&to).await.unwrap_err();
+    assert!(!Shares::read(&to).await.unwrap().unwrap().has("of an earlier try"));
 }

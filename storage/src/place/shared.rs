@@ -14,7 +14,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
     Result as StoreResult,
 };
 use serde::{Deserialize, Serialize};
@@ -82,9 +82,19 @@ impl Shares {
     }
 
     pub(crate) async fn write(&self, place: &Place) -> Result<()> {
+        self.put(place, PutMode::Overwrite).await
+    }
+
+    /// Writes the first list of a place. It replaces none, however late it comes: another try may have made
+    /// the place meanwhile, with other files.
+    pub(crate) async fn create(&self, place: &Place) -> Result<()> {
+        self.put(place, PutMode::Create).await
+    }
+
+    async fn put(&self, place: &Place, mode: PutMode) -> Result<()> {
         let file = place.join(SHARED);
         let bytes = crate::checked::to_vec(self)?;
-        let put = file.store().put(file.root(), bytes.into()).await;
+        let put = file.store().put_opts(file.root(), bytes.into(), mode.into()).await;
         put.with_context(|| format!("writing {file}"))?;
         Ok(())
     }
