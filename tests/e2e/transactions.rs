@@ -2,7 +2,7 @@
 
 use super::Server;
 use redis::{Commands, Value};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
 /// Keys in different shards of two.
@@ -542,6 +542,33 @@ fn transactions_on_the_same_cold_keys_do_not_mix() {
         });
         let counts: Vec<u64> = server.client().mget(&keys[..]).expect("counts");
         assert_eq!(counts, [180; 3], "with {workers} workers");
+    }
+}
+
+#[test]
+fn a_client_goes_on_at_once_behind_a_transaction_that_had_to_load_a_key() {
+    for workers in ["1", "2"] {
+        let mut server = Server::start(&["--workers", workers, "--shards", "2"]);
+        let value = "v".repeat(15_000);
+        let mut client = server.client();
+        (0..40).for_each(|n| client.set(format!("v{n}"), &value).expect("SET"));
+        drop(client);
+        server.stop();
+        server.restart();
+        let mut socket = server.socket();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        // The first attempt of each ends at the cold key. The client is not one whose replies do not fit,
+        // which waits for a second behind each.
+        for n in 0..40 {
+            let lines = format!("MULTI\r\nGET v{n}\r\nSET a {n}\r\nEXEC\r\n");
+            socket.write_all(lines.as_bytes()).expect("sent");
+        }
+        let one = format!("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n$15000\r\n{value}\r\n+OK\r\n");
+        let mut replies = vec![0; one.len() * 40];
+        let begun = Instant::now();
+        socket.read_exact(&mut replies).expect("the replies");
+        assert_eq!(String::from_utf8_lossy(&replies), one.repeat(40));
+        assert!(begun.elapsed() < Duration::from_secs(20), "{workers}: {:?}", begun.elapsed());
     }
 }
 

@@ -38,8 +38,8 @@ pub struct Reply {
     greatest: usize,
     /// True if the client is never closed for its memory.
     is_spared: bool,
-    /// True if an error has replaced a reply that did not fit.
-    lacks_room: bool,
+    /// Offset at which an error has replaced a reply that did not fit; [`WHOLE`]: none has.
+    lacks_at: usize,
     /// Ends of the pieces, if there are any.
     pieces: Vec<usize>,
 }
@@ -113,7 +113,7 @@ impl Reply {
             taken,
             greatest: 0,
             is_spared: false,
-            lacks_room: false,
+            lacks_at: WHOLE,
             pieces: Vec::new(),
         }
     }
@@ -385,7 +385,7 @@ impl Reply {
         self.take_lack(&mut other);
         other.spare(self.is_spared() || other.is_spared());
         if self.is_empty() && !self.is_lost() {
-            *self = Self { proto: self.proto, lacks_room: self.lacks_room, ..other };
+            *self = Self { proto: self.proto, lacks_at: self.lacks_at, ..other };
         } else if other.is_lost() {
             self.discard_rest();
         } else {
@@ -433,7 +433,7 @@ impl Reply {
         if lost {
             self.truncate(len);
             self.error(LOST);
-            self.lacks_room = true;
+            self.lacks_at = self.lacks_at.min(len);
         }
         lost
     }
@@ -442,12 +442,14 @@ impl Reply {
     /// client should run at once: it might render as much in vain.
     #[inline]
     pub fn lacks_room(&self) -> bool {
-        self.lacks_room
+        self.lacks_at != WHOLE
     }
 
     /// Moves what [`lacks_room`](Self::lacks_room) tells from another buffer to this one.
     pub fn take_lack(&mut self, other: &mut Self) {
-        self.lacks_room |= std::mem::take(&mut other.lacks_room);
+        if std::mem::replace(&mut other.lacks_at, WHOLE) != WHOLE {
+            self.lacks_at = 0;
+        }
     }
 
     /// Returns the number of rendered bytes.
@@ -466,7 +468,10 @@ impl Reply {
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
         if len == 0 {
-            (self.greatest, self.lacks_room) = (0, false);
+            self.greatest = 0;
+        }
+        if len == 0 || len < self.lacks_at {
+            self.lacks_at = WHOLE;
         }
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
