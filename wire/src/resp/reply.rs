@@ -38,14 +38,18 @@ pub struct Reply {
     greatest: usize,
     /// True if the client is never closed for its memory.
     is_spared: bool,
-    /// Offset at which an error has replaced a reply that did not fit; [`WHOLE`]: none has.
-    lacks_at: usize,
+    /// Offset at which an error has replaced a reply that did not fit, or the greatest below
+    /// [`NO_LACK`]; that: none has.
+    lacks_at: u32,
     /// Ends of the pieces, if there are any.
     pieces: Vec<usize>,
 }
 
 /// Offset that means complete replies.
 const WHOLE: usize = usize::MAX;
+
+/// [`Reply::lacks_room`] is false.
+const NO_LACK: u32 = u32::MAX;
 
 impl Default for Reply {
     fn default() -> Self {
@@ -113,7 +117,7 @@ impl Reply {
             taken,
             greatest: 0,
             is_spared: false,
-            lacks_at: WHOLE,
+            lacks_at: NO_LACK,
             pieces: Vec::new(),
         }
     }
@@ -433,7 +437,8 @@ impl Reply {
         if lost {
             self.truncate(len);
             self.error(LOST);
-            self.lacks_at = self.lacks_at.min(len);
+            let at = u32::try_from(len).unwrap_or(u32::MAX).min(NO_LACK - 1);
+            self.lacks_at = self.lacks_at.min(at);
         }
         lost
     }
@@ -442,12 +447,12 @@ impl Reply {
     /// client should run at once: it might render as much in vain.
     #[inline]
     pub fn lacks_room(&self) -> bool {
-        self.lacks_at != WHOLE
+        self.lacks_at != NO_LACK
     }
 
     /// Moves what [`lacks_room`](Self::lacks_room) tells from another buffer to this one.
     pub fn take_lack(&mut self, other: &mut Self) {
-        if std::mem::replace(&mut other.lacks_at, WHOLE) != WHOLE {
+        if std::mem::replace(&mut other.lacks_at, NO_LACK) != NO_LACK {
             self.lacks_at = 0;
         }
     }
@@ -470,8 +475,8 @@ impl Reply {
         if len == 0 {
             self.greatest = 0;
         }
-        if len == 0 || len < self.lacks_at {
-            self.lacks_at = WHOLE;
+        if len == 0 || len < self.lacks_at as usize {
+            self.lacks_at = NO_LACK;
         }
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {

@@ -155,6 +155,34 @@ fn taking_back() {
 }
 
 #[test]
+fn a_lack_of_room_is_forgotten_with_the_reply_that_lacked_it() {
+    let mut reply = Reply::new(Proto::Resp2);
+    reply.ok();
+    let (first, attempt) = (reply.len(), |reply: &mut Reply| {
+        reply.int(1);
+        let part = reply.len();
+        reply.discard_rest();
+        reply.int(2);
+        assert!(reply.replace_lost(part) && reply.lacks_room());
+        part
+    });
+    // The part that lacked room is replaced by its error: the lack stays.
+    let part = attempt(&mut reply);
+    reply.truncate(part);
+    assert!(reply.lacks_room());
+    // The whole attempt is repeated.
+    reply.truncate(first);
+    assert!(!reply.lacks_room());
+    attempt(&mut reply);
+    let mut all = Reply::new(Proto::Resp2);
+    all.ok();
+    all.take_lack(&mut reply);
+    assert!(all.lacks_room() && !reply.lacks_room());
+    all.clear();
+    assert!(!all.lacks_room());
+}
+
+#[test]
 fn a_reply_without_room_is_an_error_in_its_own_place() {
     let mut reply = Reply::new(Proto::Resp2);
     reply.ok();
