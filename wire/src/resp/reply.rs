@@ -38,17 +38,14 @@ pub struct Reply {
     greatest: usize,
     /// True if the client is never closed for its memory.
     is_spared: bool,
-    /// Offset at which an error has replaced a reply that did not fit, or the greatest below
-    /// [`NO_LACK`]; that: none has.
+    /// Offset at which an error has replaced a reply that did not fit; [`NO_LACK`]: none has.
     lacks_at: u32,
     /// Ends of the pieces, if there are any.
     pieces: Vec<usize>,
 }
 
-/// Offset that means complete replies.
+/// Offset that means complete replies, and that which means that none lacked room.
 const WHOLE: usize = usize::MAX;
-
-/// [`Reply::lacks_room`] is false.
 const NO_LACK: u32 = u32::MAX;
 
 impl Default for Reply {
@@ -437,8 +434,7 @@ impl Reply {
         if lost {
             self.truncate(len);
             self.error(LOST);
-            let at = u32::try_from(len).unwrap_or(u32::MAX).min(NO_LACK - 1);
-            self.lacks_at = self.lacks_at.min(at);
+            self.lacks_at = self.lacks_at.min(u32::try_from(len).unwrap_or(NO_LACK - 1));
         }
         lost
     }
@@ -452,9 +448,8 @@ impl Reply {
 
     /// Moves what [`lacks_room`](Self::lacks_room) tells from another buffer to this one.
     pub fn take_lack(&mut self, other: &mut Self) {
-        if std::mem::replace(&mut other.lacks_at, NO_LACK) != NO_LACK {
-            self.lacks_at = 0;
-        }
+        let is_lack = std::mem::replace(&mut other.lacks_at, NO_LACK) != NO_LACK;
+        self.lacks_at = if is_lack { 0 } else { self.lacks_at };
     }
 
     /// Returns the number of rendered bytes.
@@ -472,12 +467,9 @@ impl Reply {
     /// Removes everything behind the first `len` bytes ([`Reply::len`] at an earlier point).
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
-        if len == 0 {
-            self.greatest = 0;
-        }
-        if len == 0 || len < self.lacks_at as usize {
-            self.lacks_at = NO_LACK;
-        }
+        self.greatest = if len == 0 { 0 } else { self.greatest };
+        let keeps = len > 0 && len >= self.lacks_at as usize;
+        self.lacks_at = if keeps { self.lacks_at } else { NO_LACK };
         while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
             self.lost_at = WHOLE;
