@@ -6,8 +6,8 @@ use bytes::{Buf, BytesMut};
 use flagstone_wire::client_memory::{CLIENTS, Taken};
 use std::collections::VecDeque;
 
-/// Number of bytes of replies that are kept for a client although others take much memory; its commands
-/// wait for more.
+/// Bytes of unread replies that one client may have whatever others leave free, while those of all clients
+/// have room; its commands wait for more.
 const MAX_UNREAD: usize = 16 << 20;
 
 /// Length in bytes from which on a reply is not copied to be kept: it is written from where it is, and the
