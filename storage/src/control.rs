@@ -7,6 +7,7 @@
 //! C complete        lsn u64 | epoch u64          while the shard is closed with all applied
 //! C identity        id u128 | shard u16 | shards u16 | hash of the seed u64     at the first start
 //! C slots           first u16 | last u16         while the shard has other slots than at its creation
+//! C division        slots and places of all shards, see `division.rs`     in shard 0 in a bucket, once one was split
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C garbage         bytes u64                    with every batch that deletes rows
 //! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
@@ -16,6 +17,7 @@
 //! ```
 
 use crate::counters::Counters;
+use crate::division::Division;
 use crate::encoding::{Library, Row, SourcePosition, get_varint, put_varint, row};
 use crate::journal::Lsn;
 use crate::resolved::Resolved;
@@ -31,6 +33,7 @@ const RESOLVED: &[u8] = b"resolved";
 const COMPLETE: &[u8] = b"complete";
 const IDENTITY: &[u8] = b"identity";
 const SLOTS: &[u8] = b"slots";
+const DIVISION: &[u8] = b"division";
 const GENERATIONS: &[u8] = b"generations";
 const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
@@ -155,6 +158,8 @@ pub struct Control {
     pub identity: Option<Identity>,
     /// The slots whose rows count; `None`: all.
     pub(crate) slots: Option<Range<u16>>,
+    /// The shards of the directory, if this is the first one, in a bucket, and one was split.
+    pub(crate) division: Option<Division>,
     /// The greatest journal epoch in which rows were written here.
     pub epoch: u64,
     pub generations: Generations,
@@ -177,6 +182,11 @@ pub(crate) fn slots_row(slots: Option<&Range<u16>>) -> (Bytes, Option<Bytes>) {
         [slots.start.to_be_bytes(), last.to_be_bytes()].concat().into()
     });
     (key(SLOTS), value)
+}
+
+/// Returns the row that has the shards of a directory in a bucket.
+pub(crate) fn division_row(division: &Division) -> (Bytes, Option<Bytes>) {
+    (key(DIVISION), Some(division.encode().into()))
 }
 
 /// Returns the row for the first batch of a hand-over.
@@ -299,6 +309,7 @@ impl Control {
                 let last = u16::from_be_bytes(last.try_into().ok()?);
                 self.slots = Some(u16::from_be_bytes(*first)..last.checked_add(1)?);
             }
+            DIVISION => self.division = Some(Division::decode(value)?),
             IDENTITY => self.identity = Some(Identity::decode(value)?),
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;

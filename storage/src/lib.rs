@@ -18,6 +18,7 @@ pub mod control;
 pub mod counters;
 pub mod cursor;
 pub mod directory;
+mod division;
 pub mod encoding;
 pub mod engine;
 mod evict;

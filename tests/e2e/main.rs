@@ -6,6 +6,7 @@ mod atomicity;
 mod blind;
 mod blocking;
 mod bucket;
+mod bucket_split;
 mod certificates;
 mod checkpoints;
 mod cluster;

@@ -12,7 +12,7 @@ use std::{fs, thread};
 
 const OPTIONS: &[&str] = &["--workers", "2", "--shards", "2", "--handover-interval-ms", "100"];
 
-const KEYS: usize = 300;
+pub(crate) const KEYS: usize = 300;
 
 fn data(server: &Server) -> PathBuf {
     server.dir().join("data")
@@ -22,19 +22,19 @@ fn name(n: usize) -> String {
     format!("key:{n}")
 }
 
-fn split(client: &mut Connection, words: &[&str]) -> RedisResult<u16> {
+pub(crate) fn split(client: &mut Connection, words: &[&str]) -> RedisResult<u16> {
     cmd("FLAGSTONE").arg("SPLIT").arg(words).query(client)
 }
 
 /// Returns the slots of each shard, by INFO.
-fn slots(client: &mut Connection) -> Vec<String> {
+pub(crate) fn slots(client: &mut Connection) -> Vec<String> {
     let info: String = cmd("INFO").arg("shards").query(client).expect("answered");
     let slots = info.lines().filter_map(|line| line.split(",slots=").nth(1)?.split(',').next());
     slots.map(str::to_owned).collect()
 }
 
 /// Asserts that all keys are there once, whichever way they are counted, each with this value.
-fn check(client: &mut Connection, value: usize) {
+pub(crate) fn check(client: &mut Connection, value: usize) {
     assert_eq!(cmd("DBSIZE").query::<usize>(client).expect("a number"), KEYS);
     let names: Vec<String> = (0..KEYS).map(name).collect();
     let values: Vec<usize> = client.mget(&names).expect("values");
@@ -48,7 +48,7 @@ fn check(client: &mut Connection, value: usize) {
 }
 
 /// Looks at the whole keyspace until it is told to stop.
-fn look(server: &Server, ended: &AtomicBool) {
+pub(crate) fn look(server: &Server, ended: &AtomicBool) {
     let mut client = server.client();
     while !ended.load(Ordering::Relaxed) {
         assert_eq!(cmd("DBSIZE").query::<usize>(&mut client).expect("a number"), KEYS);
@@ -60,7 +60,7 @@ fn look(server: &Server, ended: &AtomicBool) {
 }
 
 /// Counts all keys up until it is told to stop; returns how often.
-fn count(server: &Server, ended: &AtomicBool) -> usize {
+pub(crate) fn count(server: &Server, ended: &AtomicBool) -> usize {
     let (mut client, mut round) = (server.client(), 1);
     while !ended.load(Ordering::Relaxed) {
         round += 1;
@@ -72,7 +72,7 @@ fn count(server: &Server, ended: &AtomicBool) -> usize {
     round
 }
 
-fn fill(client: &mut Connection) {
+pub(crate) fn fill(client: &mut Connection) {
     let pairs: Vec<(String, usize)> = (0..KEYS).map(|n| (name(n), 1)).collect();
     let () = client.mset(&pairs).expect("stored");
 }

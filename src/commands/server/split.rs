@@ -11,9 +11,6 @@ use std::rc::Rc;
 const CLUSTER: &str =
     "ERR in a cluster of several servers, `flagstone cluster split` splits shards";
 
-const BUCKET: &str = "ERR the shards of a single server in a bucket cannot be split while it runs: \
-    `flagstone reshard` copies them, and those of a cluster can (`flagstone cluster convert`)";
-
 fn number(args: Args<'_>, at: usize, unknown: &'static str) -> Result<u16, ErrorText> {
     let number = parse_i64(arg(args, at)?).ok_or(error::NOT_INTEGER)?;
     u16::try_from(number).map_err(|_| unknown.into())
@@ -23,10 +20,7 @@ fn number(args: Args<'_>, at: usize, unknown: &'static str) -> Result<u16, Error
 /// their own, whose number is the reply.
 pub(super) fn split<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        if cx.node.cluster.is_some() {
-            return Err(CLUSTER.into());
-        }
-        let splitter = cx.node.splitter.clone().ok_or(BUCKET)?;
+        let splitter = cx.node.splitter.clone().ok_or(CLUSTER)?;
         let shard = number(args, 2, "ERR there is no such shard")?;
         let at = match args.len() {
             3 => None,

@@ -13,7 +13,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use crate::checkpoint::{Catalog, branch_state, engine_dir, offline_options, sizes};
+use crate::checkpoint::{Catalog, branch_state, offline_options};
 use crate::clock::Clock;
 use crate::control::Generations;
 use crate::directory::{
@@ -23,8 +23,7 @@ use crate::directory::{
 use crate::journal::{
     BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
 };
-use crate::place::{Place, admin, remove_tree};
-use crate::slot::Layout;
+use crate::place::{self, Place, admin, remove_tree};
 use crate::value::Entry;
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
@@ -100,7 +99,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let layout = manifest.layout();
     let _locks = lock_all(store, location.journal.as_ref())?;
     let unnamed = store.dir().map(|dir| unnamed_shards(dir, &manifest)).transpose()?;
-    let before = state_of(location, &layout).await?;
+    let before = state_of(location, &manifest).await?;
     let branch = store.join(CHECKING);
     remove_tree(&branch).await?;
     let zero = AtomicU64::default;
@@ -112,7 +111,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
         Ok(records) => report.records = records,
         Err(error) => findings.problem(format!("journal: {error:#}")),
     }
-    check_merges(store, &layout, &findings).await;
+    check_merges(store, &manifest, &findings).await;
     report.checkpoints = check_checkpoints(store, &findings).await?;
     if findings.problems.load(Ordering::Relaxed) == 0 {
         // Without its journal a shard is not in the directory's state.
@@ -122,7 +121,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
         }
     }
     remove_tree(&branch).await?;
-    if state_of(location, &layout).await? != before {
+    if state_of(location, &manifest).await? != before {
         bail!("{store} was written to meanwhile: stop its server, or check a branch of it");
     }
     report.rows = findings.rows.into_inner();
@@ -134,14 +133,11 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
 
 /// Returns the objects that change with any write to a bucket: those of the journal and the
 /// manifests of the engines. Local directories have locks.
-async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<String, u64>>> {
+async fn state_of(location: &Location, manifest: &Manifest) -> Result<Vec<BTreeMap<String, u64>>> {
     let mut places = vec![location.journal()];
-    places.extend(
-        (0..layout.shards()).map(|shard| {
-            location.store.join(&format!("{}/manifest", engine_dir(usize::from(shard))))
-        }),
-    );
-    let listings = places.iter().filter(|place| place.dir().is_none()).map(sizes);
+    let engines = manifest.homes().into_iter().map(|home| home.engine_place(&location.store));
+    places.extend(engines.map(|engine| engine.join("manifest")));
+    let listings = places.iter().filter(|place| place.dir().is_none()).map(place::sizes);
     futures::stream::iter(listings).buffered(LISTINGS).try_collect().await
 }
 
@@ -183,9 +179,9 @@ async fn check_journal(
 }
 
 /// Reads the engines' records of compactions, which no branch has, but which a start reads.
-async fn check_merges(store: &Place, layout: &Layout, findings: &Findings<'_>) {
-    for shard in 0..usize::from(layout.shards()) {
-        let engine = store.join(&engine_dir(shard));
+async fn check_merges(store: &Place, manifest: &Manifest, findings: &Findings<'_>) {
+    for home in manifest.homes() {
+        let (shard, engine) = (home.id, home.engine_place(store));
         let read = admin(engine.store(), engine.root().as_ref()).read_compactions(None).await;
         if let Err(error) = read.context("the state of its merges") {
             findings.problem(format!("shard {shard}: {error:#}"));

@@ -156,17 +156,17 @@ async fn a_sound_store_in_a_bucket_is_sound() {
     let location = in_a_bucket();
     fill(&location).await;
     take_stopped(&location).await.unwrap();
-    let before = sizes(&location.store).await.unwrap();
+    let before = place::sizes(&location.store).await.unwrap();
     let told = Told::default();
     let report = check(&location, &told).await.unwrap();
     assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new());
     assert_eq!((report.shards, report.keys, report.problems), (2, 205, 0));
     assert_eq!(report.checkpoints, 1);
     assert!(report.rows > 205 + 1000 + 600 + 20_000 + 200, "{report:?}");
-    assert_eq!(sizes(&location.store).await.unwrap(), before);
+    assert_eq!(place::sizes(&location.store).await.unwrap(), before);
     // An object of the journal is lost.
     let journal = location.journal();
-    let last = sizes(&journal).await.unwrap().into_keys().next_back().unwrap();
+    let last = place::sizes(&journal).await.unwrap().into_keys().next_back().unwrap();
     let object = journal.path(&last);
     let header = journal.store().get(&object).await.unwrap().bytes().await.unwrap();
     let mut damaged = header.to_vec();

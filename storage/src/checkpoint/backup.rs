@@ -8,12 +8,12 @@
 
 use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
 use super::history::copy_history;
-use super::image::{Image, ImageFile, engine_dir, sizes};
+use super::image::{Image, ImageFile, engine_dir};
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, read_description};
 use crate::directory::{Location, remove_staged};
 use crate::engine::trial::try_engine;
-use crate::place::{Place, remove_tree};
+use crate::place::{Place, remove_tree, sizes};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use object_store::ObjectStoreExt;

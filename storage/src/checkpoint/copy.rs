@@ -1,8 +1,8 @@
 //! Copying files between stores, with checksums.
 
-use super::image::{ImageFile, sizes};
+use super::image::ImageFile;
 use crate::engine::parts::PartChecks;
-use crate::place::Place;
+use crate::place::{Place, sizes};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use futures::future::BoxFuture;

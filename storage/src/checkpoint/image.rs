@@ -2,12 +2,13 @@
 
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint};
+use crate::directory::ShardHome;
+use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::Lsn;
-use crate::place::{Place, admin};
+use crate::place::{Place, admin, sizes};
 use anyhow::{Context, Result};
-use futures::TryStreamExt;
 use object_store::path::Path;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// One file with rows of a shard, or its manifest.
@@ -44,7 +45,7 @@ pub struct Image {
     pub(super) known: Option<(Lsn, u64)>,
 }
 
-/// Returns the directory of a shard's engine, in a data directory.
+/// Returns the directory of a shard's engine, in a data directory that is made anew.
 pub(crate) fn engine_dir(shard: usize) -> String {
     format!("shard-{shard}/db")
 }
@@ -66,8 +67,8 @@ impl Image {
     ) -> Result<Self> {
         let place = &place.with_shared().await?;
         let mut pieces = Vec::new();
-        for (shard, engine) in checkpoint.shards.iter().enumerate() {
-            let found = shard_pieces(place, shard, engine.manifest).await;
+        for (shard, state) in checkpoint.shards.iter().enumerate() {
+            let found = shard_pieces(place, shard, state).await;
             pieces.extend(found.with_context(|| {
                 format!("checkpoint {}: the files of shard {shard} in {place}", checkpoint.id)
             })?);
@@ -77,15 +78,40 @@ impl Image {
         Ok(Self { checkpoint, place, pieces, records: vec![records], _scratch: None, known })
     }
 
+    /// Returns true if a file is not one of its shard's engine, but of another one that it shares files with.
+    pub(super) fn shares(&self, piece: &ImageFile) -> bool {
+        let own = || {
+            let (dir, name) = piece.name.strip_prefix("shard-")?.split_once("/db/")?;
+            let shard: usize = dir.parse().ok()?;
+            Some(engine_of(&self.place, shard, self.checkpoint.shards.get(shard)?).path(name))
+        };
+        self.place.shares(&piece.at) || own().as_ref() != Some(&piece.at)
+    }
+
     /// Returns the total size of its shards' files in bytes.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.size).sum()
     }
 }
 
-async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<ImageFile>> {
-    let dir = engine_dir(shard);
-    let engine = place.join(&dir);
+/// Returns the place of a shard's engine in the data directory that the image is of.
+pub(super) fn engine_of(place: &Place, shard: usize, state: &EngineCheckpoint) -> Place {
+    match state.made_by {
+        Some(epoch) => place.join(&format!("{}/db", ShardHome::split_name(shard, epoch))),
+        None => place.join(&engine_dir(shard)),
+    }
+}
+
+async fn shard_pieces(
+    place: &Place,
+    shard: usize,
+    state: &EngineCheckpoint,
+) -> Result<Vec<ImageFile>> {
+    let (dir, manifest) = (engine_dir(shard), state.manifest);
+    let mut engine = engine_of(place, shard, state);
+    if state.made_by.is_some() {
+        engine = engine.with_shared().await?;
+    }
     let admin = admin(place.store(), engine.root().as_ref());
     let listed = admin.read_manifest(Some(manifest)).await?;
     let listed = listed.with_context(|| format!("manifest {manifest} is missing"))?;
@@ -96,35 +122,15 @@ async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<
     for name in wanted {
         let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
         let name = format!("compacted/{name}");
-        let at = engine.path(&name);
+        // The file may be one of the shard that this one was split from.
+        let at = engine.location(&name);
         pieces.push(ImageFile { name: format!("{dir}/{name}"), at, size, checksum: None });
     }
     let name = format!("{manifest:020}.manifest");
-    let sizes = self::sizes(&engine.join("manifest")).await?;
+    let sizes = crate::place::sizes(&engine.join("manifest")).await?;
     let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
     let name = format!("manifest/{name}");
     let at = engine.path(&name);
     pieces.push(ImageFile { name: format!("{dir}/{name}"), at, size, checksum: None });
     Ok(pieces)
-}
-
-/// Returns the objects below a place with their sizes, by their paths relative to it.
-pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
-    let store = place.store();
-    let mut found = store.list(Some(place.root()));
-    let mut sizes = BTreeMap::new();
-    loop {
-        match found.try_next().await {
-            Ok(Some(meta)) => {
-                if let Some(parts) = meta.location.prefix_match(place.root()) {
-                    let name: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
-                    sizes.insert(name.join("/"), meta.size);
-                }
-            }
-            Ok(None) => return Ok(sizes),
-            // The directory does not exist.
-            Err(object_store::Error::NotFound { .. }) => return Ok(sizes),
-            Err(error) => return Err(error).with_context(|| format!("listing {place}")),
-        }
-    }
 }

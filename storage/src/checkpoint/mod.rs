@@ -39,7 +39,6 @@ pub use catalog::{Catalog, InUse};
 pub use copy::{Progress, Quiet};
 pub use history::prune_archive;
 pub use image::{Image, ImageFile};
-pub(crate) use image::{engine_dir, sizes};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, restore};
 pub use stopped::{offline_options, take_stopped};

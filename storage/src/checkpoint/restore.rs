@@ -4,7 +4,7 @@ use super::backup::{Backup, BackupFile, list_backups, missing};
 use super::choice::origin_reaching;
 use super::copy::{Copy, Progress, all};
 use super::history::{copy_history, replay};
-use super::image::{Image, ImageFile, engine_dir};
+use super::image::{Image, ImageFile};
 use super::target::TargetDirectory;
 use super::{Catalog, Checkpoint, CheckpointDivision, InUse};
 use crate::directory::{Location, manifest_of};
@@ -139,12 +139,12 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
     };
     let recovery = LocalJournal::recover(&records, Options::default())?;
     let mut shards = Vec::new();
-    for shard in 0..usize::from(layout.shards()) {
-        let engine = place.join(&engine_dir(shard));
-        let manifest = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
-        let manifest = manifest.with_context(|| format!("shard {shard} has no manifest"))?.id();
-        let (id, keys) = (String::new(), None);
-        shards.push(EngineCheckpoint { id, manifest, applied: 0, reaches: 0, keys });
+    for home in manifest.homes() {
+        let engine = home.engine_place(place);
+        let listed = admin(engine.store(), engine.root().as_ref()).read_manifest(None).await?;
+        let manifest = listed.with_context(|| format!("shard {} has no manifest", home.id))?.id();
+        let (id, keys, made_by) = (String::new(), None, home.maker());
+        shards.push(EngineCheckpoint { id, manifest, applied: 0, reaches: 0, keys, made_by });
     }
     let division = CheckpointDivision::of(&layout);
     let checkpoint = Checkpoint {

@@ -2,7 +2,7 @@
 
 use super::copy::{Copy, Progress, all, all_of};
 use super::history::replay;
-use super::image::{Image, ImageFile, engine_dir, sizes};
+use super::image::{Image, ImageFile, engine_dir, engine_of};
 use super::restore::AsOf;
 use super::restore::{Restored, cut, from_backups, from_directory, image_of_state, refuse_unknown};
 use super::scratch::Scratch;
@@ -12,7 +12,7 @@ use crate::directory::{Location, Manifest, NewDirectory, complete_shards, is_dat
 use crate::engine::checkpoint::{keep_for_branch, keep_on};
 use crate::engine::trial::try_engine;
 use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
-use crate::place::{Place, Share, Shares, admin};
+use crate::place::{Place, Share, Shares, admin, sizes};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use object_store::ObjectStoreExt;
@@ -215,13 +215,12 @@ impl TargetDirectory {
     /// place itself shares are copied by the store, and so are the manifests. Checkpoints of the
     /// parent's engines keep the files until the branch exists.
     async fn share(&mut self, image: &Image) -> Result<()> {
-        let (own, of_others): (Vec<_>, Vec<_>) =
-            image.pieces.iter().cloned().partition(|p| p.has_rows() && !image.place.shares(&p.at));
+        let is_own = |piece: &ImageFile| piece.has_rows() && !image.shares(piece);
+        let (own, of_others): (Vec<_>, Vec<_>) = image.pieces.iter().cloned().partition(is_own);
         self.copy_within(image, &of_others).await?;
-        let mut engines = BTreeMap::new();
+        let mut shares = BTreeMap::new();
         for (shard, state) in image.checkpoint.shards.iter().enumerate() {
-            let dir = engine_dir(shard);
-            let engine = image.place.join(&dir);
+            let (dir, engine) = (engine_dir(shard), engine_of(&image.place, shard, state));
             let names = own.iter().filter_map(|piece| {
                 Some((piece.name.strip_prefix(&dir)?.strip_prefix('/')?.to_owned(), piece.size))
             });
@@ -235,10 +234,10 @@ impl TargetDirectory {
             let checkpoint = kept.with_context(|| format!("keeping files of {engine}"))?.id;
             let share =
                 Share { engine: engine.root().to_string(), checkpoint: checkpoint.clone(), files };
-            engines.insert(self.place.path(&dir).to_string(), share);
+            shares.insert(self.place.path(&dir).to_string(), share);
             self.kept.push((admin, checkpoint));
         }
-        Shares::new(engines).write(&self.place).await?;
+        Shares::new(shares).write(&self.place).await?;
         self.place = self.place.with_shared().await?;
         Ok(())
     }

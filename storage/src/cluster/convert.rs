@@ -167,7 +167,8 @@ impl ClusterConversion {
         BucketJournal::remove_records(&place, &options).await?;
         let (layout, epoch) = (manifest.layout(), journal.epoch.max(manifest.epoch()));
         let lease_ms = u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX);
-        let first = || MapDraft::create_behind(epoch, &layout, lease_ms);
+        let origin = |shard| manifest.origin(shard);
+        let first = || MapDraft::create_behind(epoch, &layout, &origin, lease_ms);
         let map = newest_or(&MapStore::new(store), first).await?;
         if map.shards.len() != usize::from(layout.shards()) || map.next_life <= epoch {
             bail!("the map of a cluster in {store} is that of other data");
@@ -220,7 +221,11 @@ impl ClusterConversion {
             );
         }
         let manifest = Manifest::read_any(store).await?;
-        manifest.with_context(|| format!("{store} is no data directory"))
+        let manifest = manifest.with_context(|| format!("{store} is no data directory"))?;
+        if manifest.is_of_cluster() {
+            return Ok(manifest);
+        }
+        manifest.with_present_shards(store).await
     }
 
     fn journal(&self) -> Place {

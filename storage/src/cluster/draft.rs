@@ -2,8 +2,9 @@
 //! done before (read a seal, flushed a shard) stands with each.
 
 use super::libraries::LibrariesId;
-use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard};
+use super::map::{ClusterMap, FORMAT, MAX_BYTES, MAX_MEMBERS, MapShard, SplitOrigin};
 use super::member::{ClusterSecret, Life, MapMember, MemberState, NodeAddress, NodeId, ServerRole};
+use crate::division::PartOrigin;
 use crate::journal::Lsn;
 use crate::slot::{Layout, MAX_SHARDS};
 use bytes::Bytes;
@@ -141,13 +142,14 @@ impl MapDraft {
 
     /// Makes the first map of a cluster that gets the data of a single server: all shards are parked, and
     /// their engines have everything. `epoch`: the greatest of the server's journal, above which all
-    /// lives are, as rows have versions by epochs.
+    /// lives are, as rows have versions by epochs; `origin`: which shard each was split from, and in which epoch.
     ///
     /// # Errors
     /// See [`create`](Self::create).
     pub(super) fn create_behind(
         epoch: u64,
         layout: &Layout,
+        origin: &dyn Fn(u16) -> Option<PartOrigin>,
         lease_ms: u64,
     ) -> Result<Self, MapRefusal> {
         let mut draft = Self::create(layout.shards(), lease_ms)?;
@@ -157,6 +159,9 @@ impl MapDraft {
             shard.is_begun = true;
             let slots = division.get(usize::from(shard.id));
             shard.slots = slots.map(|slots| (slots.start, slots.end - 1));
+            let origin = origin(shard.id);
+            shard.origin =
+                origin.map(|from| SplitOrigin { shard: from.shard, by: Life(from.epoch) });
         }
         Ok(draft)
     }

@@ -10,14 +10,11 @@ use super::draft::{MapDraft, MapRefusal};
 use super::map::{ClusterMap, MapShard, SplitOrigin};
 use super::member::Life;
 use super::seat::ClusterSeat;
-use crate::checkpoint::sizes;
 use crate::directory::ShardHome;
-use crate::engine::checkpoint::{keep_for_branch, keep_on};
-use crate::place::{Place, SHARED, Share, Shares, admin, names, put, read, remove_tree};
+use crate::engine::branch::{branch_engine, remove_branch, shares_files};
+use crate::place::{Place, names};
 use crate::slot::MAX_SHARDS;
-use anyhow::{Context, Result, bail};
-use object_store::ObjectStoreExt;
-use std::collections::BTreeMap;
+use anyhow::{Context, Result};
 use std::ops::Range;
 
 impl MapDraft {
@@ -141,38 +138,7 @@ impl ShardBranch {
     }
 
     pub(super) async fn make(&self, from: &Place) -> Result<()> {
-        let to = &self.engine;
-        if shares_files(from).await? {
-            bail!(
-                "{from} still reads files of the shard that it was split from: it can be split once they are \
-                 merged"
-            );
-        }
-        let parent = admin(from.store(), from.root().as_ref());
-        let checkpoint = keep_for_branch(&parent, None, to.root().as_ref()).await?;
-        let manifest = parent.read_manifest(Some(checkpoint.manifest)).await?;
-        let manifest = manifest.context("the manifest of the checkpoint is missing")?;
-        let listed = sizes(&from.join("compacted")).await?;
-        let mut files = BTreeMap::new();
-        for view in manifest.all_sst_views() {
-            let name = format!("{}.sst", view.sst.id.value());
-            let size = listed.get(&name).with_context(|| format!("{name} is missing"))?;
-            files.insert(format!("compacted/{name}"), *size);
-        }
-        let share =
-            Share { engine: from.root().to_string(), checkpoint: checkpoint.id.clone(), files };
-        let engines = BTreeMap::from([(to.root().to_string(), share)]);
-        Shares::new(engines).create(to).await?;
-        let name = format!("manifest/{:020}.manifest", checkpoint.manifest);
-        let bytes =
-            read(&from.join(&name)).await?.context("the manifest of the checkpoint is gone")?;
-        put(&to.stamping().join(&name), bytes).await?;
-        // Checkpoints name manifests that are not here.
-        let own = admin(to.store(), to.root().as_ref());
-        for found in own.list_checkpoints(None).await? {
-            own.delete_checkpoint(found.id).await?;
-        }
-        keep_on(&parent, &checkpoint.id).await
+        branch_engine(from, &self.engine).await
     }
 
     /// Removes the files: the map does not have the shard, and never will.
@@ -184,31 +150,13 @@ impl ShardBranch {
     }
 }
 
-/// Returns true if an engine reads files of another one.
-async fn shares_files(engine: &Place) -> Result<bool> {
-    Ok(Shares::read(engine).await?.is_some_and(|shares| shares.shared().next().is_some()))
-}
-
-/// Removes the files of a shard that no map has, and the checkpoint that keeps those which it shares.
-async fn remove_branch(engine: &Place) -> Result<()> {
-    let Some(shares) = Shares::read(engine).await? else {
-        return remove_tree(engine).await;
-    };
-    for share in shares.shared() {
-        share.release(engine.store()).await?;
-    }
-    // The list goes last: it names the checkpoint.
-    remove_tree(&engine.join("manifest")).await?;
-    engine.store().delete(&engine.path(SHARED)).await?;
-    remove_tree(engine).await
-}
-
 /// Removes the files of shards that a life has made, and that never came into the map: it has ended.
 pub(super) async fn remove_unfinished(store: &Place, life: Life, map: &ClusterMap) -> Result<()> {
     let known = map.shards().iter().filter_map(|it| Some((it.id, it.origin?.by)));
     let known: Vec<(u16, Life)> = known.filter(|(_, by)| *by == life).collect();
     for name in names(store).await?.1 {
-        let Some(id) = ShardHome::made_by(&name, life.0) else { continue };
+        let found = ShardHome::split_by(&name).filter(|(_, by)| *by == life.0);
+        let Some((id, _)) = found else { continue };
         if !known.contains(&(id, life)) {
             remove_branch(&store.join(&name).join("db")).await?;
         }

@@ -3,13 +3,12 @@
 use super::seat_tests::{KEYS, TestServer, forget};
 use super::splitting::ShardBranch;
 use super::{Life, ServerRole};
-use crate::checkpoint::sizes;
 use crate::clock::Clock;
 use crate::control::slots_row;
 use crate::encoding::{RowKey, prefix_range, row, slot_of_row};
 use crate::engine::{Engine, OwnSlots, Upkeep};
 use crate::place::sim::{Client, Sim};
-use crate::place::{Place, SHARED, Share, Shares, admin};
+use crate::place::{Place, SHARED, Share, Shares, admin, sizes};
 use crate::slot::{KeyHash, SLOTS};
 use anyhow::{Context, Result};
 use bytes::Bytes;

@@ -1,17 +1,63 @@
 //! The control rows of a directory's shards.
 
-use super::{Manifest, ShardHome};
+use super::{EngineOpener, Manifest, OpenStore, ShardHome};
 use crate::control::{Control, incomplete_row, presence_key, slots_row};
 use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::Engine;
 use crate::engine::peek::peek;
 use crate::pending::Batch;
 use crate::place::Place;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 
+/// Returns the manifest of a data directory, with the shards that there are now.
+pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
+    let manifest = read_manifest(store).await?;
+    manifest.with_context(|| format!("{store} is no data directory"))
+}
+
+/// Returns the manifest of the directory of one server, with the shards that there are now; `None`: there is no
+/// data directory.
+pub(super) async fn read_manifest(store: &Place) -> Result<Option<Manifest>> {
+    match Manifest::read(store).await? {
+        Some(manifest) => manifest.with_present_shards(store).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+impl Manifest {
+    /// Returns this manifest with the shards that there are now: in a bucket the first one knows them.
+    pub(crate) async fn with_present_shards(self, store: &Place) -> Result<Self> {
+        let homes = self.homes();
+        let Some(first) = homes.first().filter(|_| store.dir().is_none()) else { return Ok(self) };
+        let control = peek_control(&store.with_shared().await?, first).await?;
+        Ok(self.corrected(store, &control)?.unwrap_or(self))
+    }
+}
+
+/// Opens the engines of all shards, and returns them with their control rows. In a bucket, only a process that has
+/// opened the first one knows which shards there are: it corrects the manifest.
+pub(super) async fn open_shards(
+    opener: &EngineOpener,
+    open_store: &OpenStore<'_>,
+    manifest: &mut Manifest,
+    store: &Place,
+) -> Result<Vec<(u16, Engine, Control)>> {
+    let engines = opener.open_all(manifest, open_store).await?;
+    let opened = read_controls(engines, manifest, store).await?;
+    let first = opened.first().map(|(.., control)| manifest.corrected(store, control));
+    let Some(corrected) = first.transpose()?.flatten() else { return Ok(opened) };
+    for (_, engine, _) in &opened {
+        engine.close().await?;
+    }
+    *manifest = corrected;
+    // Nobody else can change them any more.
+    let engines = opener.open_all(manifest, open_store).await?;
+    read_controls(engines, manifest, store).await
+}
+
 /// Returns the control rows of shards, with their numbers and engines.
-pub(super) async fn read_controls(
+async fn read_controls(
     engines: Vec<Engine>,
     manifest: &Manifest,
     store: &Place,

@@ -141,7 +141,8 @@ impl EngineOpener {
     fn upkeep_of(&self, home: &ShardHome) -> Upkeep {
         let disk_cache = self.disk_cache.as_ref();
         let disk_cache = disk_cache.map(|(dir, bytes)| (dir.join(home.name()), *bytes));
-        let upkeep = Upkeep { disk_cache, slots: home.slots.clone(), ..self.upkeep.clone() };
+        let (slots, made_by) = (home.slots.clone(), home.maker());
+        let upkeep = Upkeep { disk_cache, slots, made_by, ..self.upkeep.clone() };
         match &home.slots {
             Some(own) => self.part_of(upkeep, own.0.len()),
             None => upkeep,

@@ -41,6 +41,11 @@ impl ShardHome {
         self.made_by.is_some()
     }
 
+    /// Returns the number of the life, or the epoch, that has split it from another shard, if one has.
+    pub(crate) fn maker(&self) -> Option<u64> {
+        self.made_by
+    }
+
     /// Returns control rows without the counters of slots that are in another shard by now, and without the
     /// libraries that were copied with other rows when a shard was split.
     pub(crate) fn own(&self, mut control: Control) -> Control {
@@ -56,14 +61,19 @@ impl ShardHome {
     /// Returns the name of its directory.
     pub(crate) fn name(&self) -> String {
         let Self { id, made_by, .. } = self;
-        made_by.map_or_else(|| format!("shard-{id}"), |life| format!("shard-{id}-{life}"))
+        made_by
+            .map_or_else(|| format!("shard-{id}"), |life| Self::split_name(usize::from(*id), life))
     }
 
-    /// Returns the shard whose directory has a name, if the life `life` has split it from another one.
-    pub(crate) fn made_by(name: &str, life: u64) -> Option<u16> {
+    /// Returns the name of the directory of a shard that was split from another one.
+    pub(crate) fn split_name(id: usize, made_by: u64) -> String {
+        format!("shard-{id}-{made_by}")
+    }
+
+    /// Returns the shard whose directory has a name, and the life, or the epoch, that has split it from another one.
+    pub(crate) fn split_by(name: &str) -> Option<(u16, u64)> {
         let (id, by) = name.strip_prefix("shard-")?.split_once('-')?;
-        (by.parse() == Ok(life)).then_some(())?;
-        id.parse().ok()
+        Some((id.parse().ok()?, by.parse().ok()?))
     }
 
     pub(crate) fn place(&self, store: &Place) -> Place {
@@ -84,9 +94,9 @@ mod tests {
     fn a_shard_that_was_split_off_is_in_a_directory_of_its_maker() {
         let home = ShardHome::with_slots(9, Some(7), Some(5..6), 8);
         assert_eq!(home.name(), "shard-9-7");
-        assert_eq!(ShardHome::made_by("shard-9-7", 7), Some(9));
-        let others = ["shard-9", "shard-9-71", "shard-x-7", "lives-9-7", "shard-9-7-7"];
-        assert!(others.iter().all(|name| ShardHome::made_by(name, 7).is_none()));
+        assert_eq!(ShardHome::split_by("shard-9-7"), Some((9, 7)));
+        let others = ["shard-9", "shard-x-7", "lives-9-7", "shard-9-7-7"];
+        assert!(others.iter().all(|name| ShardHome::split_by(name).is_none()));
         assert_eq!(ShardHome::at_creation(3).name(), "shard-3");
     }
 

@@ -332,7 +332,7 @@ fn objects_of_the_newest_epoch_are_missed() {
     write(&location, 0..100, true);
     write(&location, 100..200, false);
     let journal = location.journal();
-    let newest = live(crate::checkpoint::sizes(&journal)).unwrap();
+    let newest = live(crate::place::sizes(&journal)).unwrap();
     let epoch = |name: &str| name.split('/').next().unwrap().to_owned();
     let last = newest.keys().map(|name| epoch(name)).max().unwrap();
     live(async {

@@ -3,9 +3,10 @@
 
 use super::new_directory::UNFINISHED;
 use super::{OpenOptions, ShardHome};
-use crate::control::Identity;
+use crate::control::{Control, Identity};
+use crate::division::{Division, PartOrigin, ShardPart};
 use crate::place::Place;
-use crate::slot::{Layout, MAX_SHARDS, check_division};
+use crate::slot::{Layout, MAX_SHARDS, SplitPlan, check_division};
 use anyhow::{Context, Result, anyhow, bail};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,11 @@ use std::path::Path;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The version of the formats on disk that this program writes, for the directory of one server, for that
-/// of a cluster, and for that of one server once a shard was split.
+/// of a cluster, and for that of one server once a shard was split, in a local directory or in a bucket.
 const FORMAT: u32 = 1;
 const CLUSTER_FORMAT: u32 = 2;
 const SPLIT_FORMAT: u32 = 3;
+const SPLIT_REMOTE_FORMAT: u32 = 4;
 
 const NAME: &str = "flagstone.json";
 
@@ -38,8 +40,9 @@ pub(crate) struct Manifest {
     cluster: bool,
     /// Number of shards at the creation.
     pub(super) created: u16,
-    /// The slots of each shard, if any was split since. In a cluster the map has them.
-    slots: Option<Vec<Range<u16>>>,
+    /// The shards, if any was split since. In a cluster the map has them; in a bucket this is a note of what
+    /// the first shard has.
+    parts: Option<Vec<ShardPart>>,
     /// Seed of the key hashes that rows carry.
     pub(super) seed: u64,
     /// Marks this journal's headers.
@@ -65,6 +68,9 @@ struct Text {
     /// First and last slot of each shard, in the split format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slots: Option<Vec<(u16, u16)>>,
+    /// From which shard and in which epoch each was split, in the format of buckets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    origins: Option<Vec<Option<(u16, u64)>>>,
     seed: u64,
     salt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,22 +162,23 @@ impl Manifest {
             )
         };
         let version: ManifestVersion = serde_json::from_slice(bytes).with_context(damaged)?;
-        if !(FORMAT..=SPLIT_FORMAT).contains(&version.format) {
+        if !(FORMAT..=SPLIT_REMOTE_FORMAT).contains(&version.format) {
             bail!(
-                "{place} has format {}; this program knows formats {FORMAT} to {SPLIT_FORMAT} only",
+                "{place} has format {}; this program knows formats {FORMAT} to {SPLIT_REMOTE_FORMAT} only",
                 version.format
             );
         }
         let cluster = version.format == CLUSTER_FORMAT;
         let text: Text = serde_json::from_slice(bytes).with_context(damaged)?;
         let Text { shards: created, seed, salt, .. } = text;
-        let slots = text.slots.map(|slots| slots.into_iter().map(range).collect::<Vec<_>>());
+        let parts = parts_of(text.slots, text.origins).map_err(anyhow::Error::msg);
+        let parts = parts.with_context(damaged)?;
         let manifest = match (text.id, text.identified, text.epoch, text.checksum) {
             (Some(id), Some(identified), Some(epoch), Some(checksum)) => {
                 let id = u128::from_str_radix(&id, 16).context("its id").with_context(damaged)?;
                 let is_stored = true;
                 let found =
-                    Self { cluster, created, slots, seed, salt, id, identified, epoch, is_stored };
+                    Self { cluster, created, parts, seed, salt, id, identified, epoch, is_stored };
                 let expected = found.checksum();
                 if checksum != expected {
                     let reason = anyhow!("its checksum is {checksum}, its content has {expected}");
@@ -184,17 +191,17 @@ impl Manifest {
                 let id = earlier_id(created, seed, salt);
                 let (identified, epoch) = (false, 0);
                 let is_stored = true;
-                Self { cluster, created, slots, seed, salt, id, identified, epoch, is_stored }
+                Self { cluster, created, parts, seed, salt, id, identified, epoch, is_stored }
             }
             _ => return Err(anyhow!("a field is missing")).with_context(damaged),
         };
         if !(1..=MAX_SHARDS).contains(&manifest.created) {
             bail!("{place} is damaged: {} shards", manifest.created);
         }
-        if manifest.slots.is_some() != (version.format == SPLIT_FORMAT) {
+        if manifest.format() != version.format {
             return Err(anyhow!("the slots of the shards")).with_context(damaged);
         }
-        let divided = manifest.slots.as_deref().map_or(Ok(()), |it| check_division(created, it));
+        let divided = manifest.slots().map_or(Ok(()), |it| check_division(created, &it));
         divided.map_err(anyhow::Error::msg).with_context(damaged)?;
         Ok(manifest)
     }
@@ -204,7 +211,7 @@ impl Manifest {
         Self {
             cluster: false,
             created: layout.created(),
-            slots: layout.division(),
+            parts: layout.division().map(|slots| slots.into_iter().map(in_place).collect()),
             seed: layout.seed,
             salt: rand::random(),
             id: rand::random(),
@@ -220,28 +227,81 @@ impl Manifest {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout::divided(self.created, self.seed, self.slots.clone())
+        Layout::divided(self.created, self.seed, self.slots())
     }
 
     /// Returns the number of shards of one server.
     pub(super) fn shards(&self) -> u16 {
         // The slots are checked.
-        self.slots.as_ref().map_or(self.created, |slots| slots.len() as u16)
+        self.parts.as_ref().map_or(self.created, |parts| parts.len() as u16)
     }
 
     /// Returns the homes of the shards of one server, in their order.
     pub(crate) fn homes(&self) -> Vec<ShardHome> {
-        (0..self.shards()).map(|id| self.home(id, self.slots.as_ref())).collect()
+        (0..self.shards()).map(|id| self.home(id)).collect()
     }
 
-    fn home(&self, id: u16, slots: Option<&Vec<Range<u16>>>) -> ShardHome {
-        let slots = slots.and_then(|slots| slots.get(usize::from(id)).cloned());
-        ShardHome::with_slots(id, None, slots, self.created)
+    fn home(&self, id: u16) -> ShardHome {
+        let part = self.parts.as_ref().and_then(|parts| parts.get(usize::from(id)));
+        let made_by = part.and_then(|part| Some(part.origin?.epoch));
+        ShardHome::with_slots(id, made_by, part.map(|part| part.slots.clone()), self.created)
     }
 
-    /// Returns this manifest with other slots of the shards.
-    pub(super) fn with_slots(self, slots: Vec<Range<u16>>) -> Self {
-        Self { slots: Some(slots), ..self }
+    /// Returns the slots of each shard, if any was split.
+    fn slots(&self) -> Option<Vec<Range<u16>>> {
+        let slots = |part: &ShardPart| part.slots.clone();
+        self.parts.as_ref().map(|parts| parts.iter().map(slots).collect())
+    }
+
+    /// Returns which shard, and in which epoch, a shard in a bucket was split from, if it was.
+    pub(crate) fn origin(&self, shard: u16) -> Option<PartOrigin> {
+        self.parts.as_ref()?.get(usize::from(shard))?.origin
+    }
+
+    /// Returns this manifest once a shard was split. `origin`: of the new one, in a bucket.
+    pub(super) fn split(self, plan: &SplitPlan, origin: Option<PartOrigin>) -> Self {
+        let parts = ShardPart::split(self.parts.as_deref(), plan, origin);
+        Self { parts: Some(parts), ..self }
+    }
+
+    /// Returns the content of the first shard's control row, if any shard was split.
+    pub(super) fn division(&self) -> Option<Division> {
+        Some(Division { id: self.id, parts: self.parts.clone()? })
+    }
+
+    /// Returns this manifest with the shards that the first one knows, if those differ. In a bucket that one
+    /// decides: others may have written the file late.
+    ///
+    /// # Errors
+    /// If the first shard knows fewer of them: it is an older copy.
+    pub(super) fn corrected(&self, store: &Place, first: &Control) -> Result<Option<Self>> {
+        if store.dir().is_some() {
+            return Ok(None);
+        }
+        let known = first.division.as_ref().filter(|division| division.id == self.id);
+        let Some(Division { parts, .. }) = known else {
+            let splits = self.parts.iter().flatten().any(|part| part.origin.is_some());
+            return if splits { Err(self.older(store, 0)) } else { Ok(None) };
+        };
+        if self.parts.as_ref() == Some(parts) {
+            return Ok(None);
+        }
+        if parts.len() < usize::from(self.shards()) {
+            return Err(self.older(store, parts.len()));
+        }
+        let corrected = Self { parts: Some(parts.clone()), ..self.clone() };
+        let slots = corrected.slots().unwrap_or_default();
+        let checked = check_division(self.created, &slots).map_err(anyhow::Error::msg);
+        checked.with_context(|| format!("the shards that shard 0 in {store} names"))?;
+        Ok(Some(corrected))
+    }
+
+    fn older(&self, store: &Place, known: usize) -> anyhow::Error {
+        anyhow!(
+            "{store} has {} shards by flagstone.json, and shard 0 knows of {known}: its files are an older copy. Put \
+             the newest copy of all files in place, or restore a backup",
+            self.shards()
+        )
     }
 
     /// Returns the identity of a shard of this directory.
@@ -274,7 +334,7 @@ impl Manifest {
     }
 
     /// Puts the file in a bucket in the place of the one there.
-    async fn replace(&self, store: &Place) -> Result<()> {
+    pub(super) async fn replace(&self, store: &Place) -> Result<()> {
         let place = store.join(NAME);
         let put = place.store().put(place.root(), self.encode()?.into()).await;
         put.with_context(|| format!("writing {place}"))?;
@@ -284,7 +344,7 @@ impl Manifest {
     /// Makes the directory of one server, in a bucket, that of a cluster. Its journal must have ended
     /// for good, and the map must be there.
     pub(crate) async fn give_to_cluster(self, store: &Place) -> Result<()> {
-        Self { cluster: true, slots: None, ..self }.replace(store).await
+        Self { cluster: true, parts: None, ..self }.replace(store).await
     }
 
     /// Returns true if the directory belongs to a cluster.
@@ -304,9 +364,12 @@ impl Manifest {
     }
 
     fn format(&self) -> u32 {
-        match (self.cluster, &self.slots) {
+        match (self.cluster, &self.parts) {
             (true, _) => CLUSTER_FORMAT,
             (false, None) => FORMAT,
+            (false, Some(parts)) if parts.iter().any(|part| part.origin.is_some()) => {
+                SPLIT_REMOTE_FORMAT
+            }
             (false, Some(_)) => SPLIT_FORMAT,
         }
     }
@@ -319,11 +382,21 @@ impl Manifest {
         bytes.extend(self.id.to_be_bytes());
         bytes.push(u8::from(self.identified));
         bytes.extend(self.epoch.to_be_bytes());
-        for slots in self.slots.iter().flatten() {
+        for ShardPart { slots, origin } in self.parts.iter().flatten() {
             bytes.extend(slots.start.to_be_bytes());
             bytes.extend(slots.end.to_be_bytes());
+            if let Some(PartOrigin { shard, epoch }) = origin {
+                bytes.extend(shard.to_be_bytes());
+                bytes.extend(epoch.to_be_bytes());
+            }
         }
         format!("{:08x}", crc32c::crc32c(&bytes))
+    }
+
+    fn origins(&self) -> Option<Vec<Option<(u16, u64)>>> {
+        let origin = |part: &ShardPart| part.origin.map(|from| (from.shard, from.epoch));
+        let origins = self.parts.as_ref().map(|parts| parts.iter().map(origin).collect::<Vec<_>>());
+        origins.filter(|origins| origins.iter().any(Option::is_some))
     }
 
     async fn create(options: &OpenOptions, cluster: bool) -> Result<Self> {
@@ -359,7 +432,8 @@ impl Manifest {
         let text = Text {
             format: self.format(),
             shards: self.created,
-            slots: self.slots.as_ref().map(|slots| slots.iter().map(bounds).collect()),
+            slots: self.slots().map(|slots| slots.iter().map(bounds).collect()),
+            origins: self.origins(),
             seed: self.seed,
             salt: self.salt,
             id: Some(format!("{:032x}", self.id)),
@@ -403,10 +477,28 @@ pub(crate) async fn is_of_one_server(store: &Place) -> Result<bool> {
     Ok(Manifest::read_any(store).await?.is_some_and(|manifest| !manifest.cluster))
 }
 
-/// Returns the manifest of a data directory.
-pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
-    let manifest = Manifest::read(store).await?;
-    manifest.with_context(|| format!("{store} is no data directory"))
+/// Returns a shard in the directory of its number.
+fn in_place(slots: Range<u16>) -> ShardPart {
+    ShardPart { slots, origin: None }
+}
+
+/// Returns the shards by their first and last slots and origins.
+fn parts_of(
+    slots: Option<Vec<(u16, u16)>>,
+    origins: Option<Vec<Option<(u16, u64)>>>,
+) -> Result<Option<Vec<ShardPart>>, &'static str> {
+    let Some(slots) = slots else {
+        return if origins.is_some() { Err("the slots of the shards") } else { Ok(None) };
+    };
+    let origins = origins.unwrap_or_else(|| vec![None; slots.len()]);
+    if origins.len() != slots.len() {
+        return Err("the origins of the shards");
+    }
+    let part = |(slots, origin): (_, Option<(u16, u64)>)| ShardPart {
+        slots: range(slots),
+        origin: origin.map(|(shard, epoch)| PartOrigin { shard, epoch }),
+    };
+    Ok(Some(slots.into_iter().zip(origins).map(part).collect()))
 }
 
 /// Returns slots by their first and last one.

@@ -38,8 +38,8 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
-use controls::{all_outdated, read_control, read_controls, take_shared};
-pub(crate) use controls::{outdated, peek_control, peek_controls};
+use controls::{all_outdated, open_shards, read_control, read_manifest, take_shared};
+pub(crate) use controls::{manifest_of, outdated, peek_control, peek_controls};
 pub(crate) use engines::EngineOpener;
 use engines::{open_engines, share};
 pub(crate) use home::ShardHome;
@@ -47,17 +47,17 @@ pub(crate) use identity::identity_problems;
 pub use location::Location;
 pub(crate) use lock::lock_all;
 pub use lock::{Locks, is_open, lock};
+pub(crate) use manifest::Manifest;
 pub use manifest::create_private_dir;
 pub use manifest::is_data_directory;
 #[cfg(test)]
 pub(crate) use manifest::is_of_one_server;
-pub(crate) use manifest::{Manifest, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;
 pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
-use splitting::end_splits;
 pub(crate) use splitting::unnamed_shards;
 pub use splitting::{ShardSplitter, SplitError};
+use splitting::{end_splits, remove_remains};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,7 +137,7 @@ pub struct Directory {
     pub feed_tail: Option<FeedTail>,
     /// Number of records that were not in the shards, and were merged.
     pub replayed: u64,
-    /// Splits its shards, if it is a local directory.
+    /// Splits its shards, unless they are those of a cluster.
     pub splitter: Option<Arc<ShardSplitter>>,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
@@ -187,7 +187,6 @@ impl Directory {
         let store = &options.store;
         let location = options.location();
         let journal_place = location.journal();
-        let layout = Arc::new(manifest.layout());
         let recovery = recover(&location, &options, &manifest, disk).await?;
         check_unopened(&recovery, &location, &manifest).await?;
         // Opening the engines fences those of any other process, so it must be certain first that
@@ -195,8 +194,8 @@ impl Directory {
         recovery.wait_out_lease().await?;
         clock.at_least(recovery.max_time_ms());
         let opener = EngineOpener::new(&options, &manifest, &clock);
-        let engines = opener.open_all(&manifest, &*open_store).await?;
-        let mut opened = read_controls(engines, &manifest, store).await?;
+        let mut opened = open_shards(&opener, &*open_store, &mut manifest, store).await?;
+        let layout = Arc::new(manifest.layout());
         check_shards(&recovery, &manifest, store, opened.iter().map(|(id, _, c)| (*id, c)))?;
         let stale = all_outdated(&opened, &manifest);
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
@@ -232,12 +231,14 @@ impl Directory {
         feed.go_on(&*journal, feed_tail.as_ref());
         let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
-        let splitter = options.store.dir().map(|_| {
-            let (store, epoch) = (&options.store, journal.epoch());
-            Arc::new(ShardSplitter::new(store, opener, open_store, epoch, options.presence_bytes))
+        remove_remains(store, &manifest).await;
+        let (origin, epoch) = (manifest.salt, journal.epoch());
+        let splitter = shards.first().map(|first| {
+            let (first, opening) = (first.engine(), (opener, open_store));
+            ShardSplitter::new(opening, store, manifest, first, epoch, options.presence_bytes)
         });
         Ok(Self {
-            splitter,
+            splitter: splitter.map(Arc::new),
             store: options.store,
             journal_place,
             layout,
@@ -245,7 +246,7 @@ impl Directory {
             generations: Generations { next, ..generations },
             libraries: replay.libraries.into_values().collect(),
             source: replay.source,
-            origin: manifest.salt,
+            origin,
             feed,
             feed_tail,
             replayed,
@@ -500,6 +501,7 @@ async fn check_unopened(
     if location.store.dir().is_some() || location.journal().dir().is_none() {
         return Ok(());
     }
+    let manifest = &manifest.clone().with_present_shards(&location.store).await?;
     let found = peek_controls(&location.store.with_shared().await?, manifest).await?;
     check_shards(recovery, manifest, &location.store, found.iter().map(|(id, c)| (*id, c)))
 }

@@ -7,7 +7,8 @@
 //! server's: complete without a journal.
 
 use super::{
-    Directory, Locks, Manifest, NewDirectory, OpenOptions, Place, local_files, lock, open_engines,
+    Directory, Locks, Manifest, NewDirectory, OpenOptions, Place, local_files, lock, manifest_of,
+    open_engines, read_manifest,
 };
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
@@ -60,13 +61,13 @@ pub async fn reshard(
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
 ) -> Result<(Resharded, Locks)> {
-    let Some(before) = Manifest::read(&options.store).await? else {
+    let Some(before) = read_manifest(&options.store).await? else {
         bail!("{} is not a data directory", options.store);
     };
     let manifest = before.with_shards(shards)?;
     let new = NewDirectory::begin(&to).await?;
     let copied = async {
-        let copied = copy_shards(options, &to, (&before, &manifest), clock, told).await?;
+        let copied = copy_shards(options, &to, &manifest, clock, told).await?;
         new.prove().await?;
         manifest.with_all_identified().store(&to).await?;
         Ok(copied)
@@ -78,12 +79,12 @@ pub async fn reshard(
 async fn copy_shards(
     options: OpenOptions,
     to: &Place,
-    (before, manifest): (&Manifest, &Manifest),
+    manifest: &Manifest,
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
 ) -> Result<(Resharded, Locks)> {
     // No other process opens the old directory meanwhile.
-    let (old, locks) = stop_cleanly(&options, before, &clock).await?;
+    let (old, locks) = stop_cleanly(&options, &clock).await?;
     let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
     let open_store = local_files();
     let new = open_engines(&new_options, manifest, &clock, &open_store).await?;
@@ -152,11 +153,7 @@ pub fn remove_old(dir: &Path) -> Result<()> {
 }
 
 /// Recovers a directory, applies its journal to the engines, and returns them.
-async fn stop_cleanly(
-    options: &OpenOptions,
-    manifest: &Manifest,
-    clock: &Clock,
-) -> Result<(Vec<Engine>, Locks)> {
+async fn stop_cleanly(options: &OpenOptions, clock: &Clock) -> Result<(Vec<Engine>, Locks)> {
     let opened = Directory::open(options.clone(), clock.clone()).await?;
     let journal = opened.journal.clone();
     let (partitions, locks) = opened.into_partitions(1, 1);
@@ -166,7 +163,8 @@ async fn stop_cleanly(
     journal.close()?;
     let store = options.store.with_shared().await?;
     let options = OpenOptions { store, ..options.clone() };
-    let engines = open_engines(&options, manifest, clock, &local_files()).await?;
+    let manifest = manifest_of(&options.store).await?;
+    let engines = open_engines(&options, &manifest, clock, &local_files()).await?;
     Ok((engines, locks))
 }
 

@@ -45,6 +45,9 @@ pub struct EngineCheckpoint {
     /// Number of its keys, by its counters. Descriptions of earlier versions do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
+    /// The epoch in which the shard was split from another one, in a bucket: a part of its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<u64>,
 }
 
 impl EngineCheckpoint {
@@ -125,6 +128,7 @@ impl Engine {
             applied: control.applied,
             reaches: control.reaches.max(control.applied),
             keys: Some(control.counters.keys()),
+            made_by: self.made_by(),
         })
     }
 

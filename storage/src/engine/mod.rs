@@ -1,6 +1,8 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+pub(crate) mod branch;
 pub(crate) mod checkpoint;
+mod claims;
 mod damage;
 mod database;
 mod fences;
@@ -27,6 +29,7 @@ mod ticks_tests;
 pub(crate) mod trial;
 mod upkeep;
 
+pub(crate) use claims::Claim;
 pub use figures::EngineFigures;
 pub use pace::MergePace;
 pub use scheduler::MergePermits;
@@ -96,6 +99,8 @@ pub struct Engine {
     opened: Arc<RwLock<OpenDb>>,
     turn: Arc<Mutex<Turn>>,
     how: Arc<How>,
+    /// The claim with which this process opens it again.
+    next_claim: Arc<std::sync::Mutex<Claim>>,
 }
 
 /// An open database and its files.
@@ -138,25 +143,6 @@ struct How {
     clock: Clock,
     upkeep: Upkeep,
     claim: Claim,
-}
-
-/// How a process comes to own an engine that another one may have open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// It owns the engine already: whoever has it open is closed.
-    Owner,
-    /// It owns the engine if that has had this writer epoch, as it was seen before.
-    After(u64),
-}
-
-impl Claim {
-    /// Returns the claim with which the same process opens the engine once more.
-    fn again(self) -> Self {
-        match self {
-            Self::Owner => Self::Owner,
-            Self::After(epoch) => Self::After(epoch + 1),
-        }
-    }
 }
 
 /// State that only the holder of the writing turn uses.
@@ -222,22 +208,15 @@ impl Engine {
         Self::open_as(Arc::new(how)).await
     }
 
-    /// Returns the writer epoch of the engine in a place, which each opening raises; 0: there is no
-    /// engine yet.
-    pub(crate) async fn writer_epoch(place: &Place) -> Result<u64> {
-        let manifest = admin(place.store(), place.root().as_ref()).read_manifest(None).await;
-        let manifest = manifest.map_err(with_causes);
-        let manifest = manifest.with_context(|| format!("reading the manifest of {place}"))?;
-        Ok(manifest.map_or(0, |manifest| manifest.writer_epoch()))
-    }
-
     /// Opens the same engine anew. Copies of this one use the new one after
     /// [`replace`](Self::replace).
     pub(crate) async fn open_again(&self) -> Result<Self> {
         let slots = self.opened().slots;
         let upkeep = Upkeep { must_exist: true, slots, ..self.how.upkeep.clone() };
-        let claim = self.how.claim.again();
-        Self::open_as(Arc::new(How { upkeep, claim, ..(*self.how).clone() })).await
+        let claim = *self.next_claim();
+        let again = Self::open_as(Arc::new(How { upkeep, claim, ..(*self.how).clone() })).await?;
+        *self.next_claim() = claim.again();
+        Ok(again)
     }
 
     async fn open_as(how: Arc<How>) -> Result<Self> {
@@ -250,7 +229,8 @@ impl Engine {
         let opened = within(limit, &writes, opening).await;
         let context = || format!("opening the engine of {place}");
         let opened = Arc::new(RwLock::new(opened.with_context(context)?));
-        let engine = Self { opened, turn: Arc::default(), how: how.clone() };
+        let next_claim = Arc::new(std::sync::Mutex::new(how.claim.again()));
+        let engine = Self { opened, turn: Arc::default(), how: how.clone(), next_claim };
         engine.load_garbage().await.with_context(context)?;
         Ok(engine)
     }
@@ -258,6 +238,9 @@ impl Engine {
     /// Makes all copies of this engine use another one in its place. The caller must have the turn.
     pub(crate) fn replace(&self, by: &Self) {
         let new = by.opened();
+        if let Claim::Owner = self.how.claim {
+            *self.next_claim() = Claim::Owner;
+        }
         *self.opened.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
@@ -274,6 +257,11 @@ impl Engine {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
         // The read uses the files of the manifest that is known after that.
         (opened.readers.begin(), opened.db.clone())
+    }
+
+    /// Returns the epoch in which its shard was split from another one, in a bucket.
+    fn made_by(&self) -> Option<u64> {
+        self.how.upkeep.made_by
     }
 
     /// Returns the place of its files.

@@ -103,7 +103,8 @@ impl Engine {
         let opened = within(OPENING, &writes, opening).await;
         let opened = opened.with_context(|| format!("reading the engine of {place}"))?;
         let opened = Arc::new(RwLock::new(opened));
-        Ok(Self { opened, turn: Arc::default(), how: Arc::new(how) })
+        let next_claim = Arc::new(std::sync::Mutex::new(how.claim));
+        Ok(Self { opened, turn: Arc::default(), how: Arc::new(how), next_claim })
     }
 }
 

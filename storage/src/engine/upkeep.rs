@@ -44,6 +44,8 @@ pub struct Upkeep {
     pub is_remote: bool,
     /// The slots whose rows count, if its shard was split; `None`: all.
     pub(crate) slots: Option<OwnSlots>,
+    /// The epoch, or the life, that has split its shard from another one, in a bucket.
+    pub(crate) made_by: Option<u64>,
     /// True if a missing engine is an error, false if it is created.
     pub must_exist: bool,
     /// How much of its files is held for point reads, if these are in a local directory.
@@ -85,6 +87,7 @@ impl Default for Upkeep {
             read_limit: LOCAL_READ,
             is_remote: false,
             slots: None,
+            made_by: None,
             must_exist: false,
             points: PointLimits::default(),
             readers: Arc::default(),

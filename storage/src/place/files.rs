@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt};
+use std::collections::BTreeMap;
 use std::fs;
 
 /// Returns the names of files, and of directories, right below a place; none if it does not exist.
@@ -35,6 +36,27 @@ pub(crate) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
     let put = file.store().put(file.root(), bytes.into()).await;
     put.with_context(|| format!("writing {file}"))?;
     Ok(())
+}
+
+/// Returns the objects below a place with their sizes, by their paths relative to it.
+pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
+    let store = place.store();
+    let mut found = store.list(Some(place.root()));
+    let mut sizes = BTreeMap::new();
+    loop {
+        match found.try_next().await {
+            Ok(Some(meta)) => {
+                if let Some(parts) = meta.location.prefix_match(place.root()) {
+                    let name: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
+                    sizes.insert(name.join("/"), meta.size);
+                }
+            }
+            Ok(None) => return Ok(sizes),
+            // The directory does not exist.
+            Err(Error::NotFound { .. }) => return Ok(sizes),
+            Err(error) => return Err(error).with_context(|| format!("listing {place}")),
+        }
+    }
 }
 
 /// Removes everything below a place.

@@ -17,7 +17,7 @@ pub(crate) mod stamp;
 mod tests;
 
 pub use files::remove_tree;
-pub(crate) use files::{names, put, read, remove_dir};
+pub(crate) use files::{names, put, read, remove_dir, sizes};
 pub(crate) use guarded::{Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
@@ -133,14 +133,15 @@ impl Place {
         Self { store, root, dir: None, url: url.into(), requests, shared: None }
     }
 
-    /// Returns this place; if it is a branch in a bucket, with the files that it shares with its
-    /// parent.
+    /// Returns this place with the files that it shares: if it is a branch in a bucket, with its parent, and if
+    /// it is the engine of a shard that was split there, with that one's. That shard may be one of a branch.
     pub(crate) async fn with_shared(&self) -> Result<Self> {
-        if self.dir.is_some() || self.shared.is_some() {
+        let is_known = self.shared.as_ref().is_some_and(|shared| shared.is_of(&self.root));
+        if self.dir.is_some() || is_known {
             return Ok(self.clone());
         }
         let Some(shares) = Shares::read(self).await? else { return Ok(self.clone()) };
-        let shared = Arc::new(SharedStore::new(self.store.clone(), shares));
+        let shared = Arc::new(SharedStore::new(self.store.clone(), self.root.clone(), shares));
         Ok(Self { store: shared.clone(), shared: Some(shared), ..self.clone() })
     }
 
@@ -149,10 +150,23 @@ impl Place {
         self.shared.as_ref().is_some_and(|shared| shared.of_parent(location).is_some())
     }
 
-    /// Releases the parent's engines of which a branch needs no file any more, and returns their
+    /// Returns true if files here belong to the parent.
+    pub(crate) fn shares_any(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.has_below(&self.root))
+    }
+
+    /// Returns where a file of this place is in its bucket, if it shares files with another place there.
+    pub(crate) fn location(&self, name: &str) -> Path {
+        let own = self.path(name);
+        let shared = self.shared.as_ref().filter(|shared| shared.is_of(&self.root));
+        shared.and_then(|shared| shared.of_parent(&own)).unwrap_or(own)
+    }
+
+    /// Releases the parent's engines of which this place needs no file any more, and returns their
     /// number.
     pub async fn release(&self) -> Result<usize> {
-        let Some(shared) = &self.shared else { return Ok(0) };
+        let shared = self.shared.as_ref().filter(|shared| shared.is_of(&self.root));
+        let Some(shared) = shared else { return Ok(0) };
         shared.release(self).await.with_context(|| format!("releasing what {self} has shared"))
     }
 

@@ -116,6 +116,8 @@ pub(super) struct SharedStore {
     inner: Arc<dyn ObjectStore>,
     /// Store of the parent's files: the same one, except for a place in memory.
     parent: Arc<dyn ObjectStore>,
+    /// The root of the place that has the list.
+    root: Path,
     files: Arc<SharedFiles>,
     shares: tokio::sync::Mutex<Shares>,
 }
@@ -155,8 +157,8 @@ fn meta(location: Path, size: u64) -> ObjectMeta {
 }
 
 impl SharedStore {
-    /// Returns the store of a branch in `inner`.
-    pub(super) fn new(inner: Arc<dyn ObjectStore>, shares: Shares) -> Self {
+    /// Returns the store of the branch at `root` in `inner`.
+    pub(super) fn new(inner: Arc<dyn ObjectStore>, root: Path, shares: Shares) -> Self {
         let mut files = BTreeMap::new();
         for (own, share) in &shares.engines {
             for (name, size) in &share.files {
@@ -164,7 +166,8 @@ impl SharedStore {
                 files.insert(at(own), (at(&share.engine), *size));
             }
         }
-        Self::seeing(inner.clone(), inner, files, shares)
+        let this = Self::seeing(inner.clone(), inner, files, shares);
+        Self { root, ..this }
     }
 
     /// Creates a store in memory in which files of another one are seen.
@@ -182,7 +185,18 @@ impl SharedStore {
         shares: Shares,
     ) -> Self {
         let files = Arc::new(SharedFiles(Mutex::new(files)));
-        Self { inner, parent, files, shares: tokio::sync::Mutex::new(shares) }
+        let (root, shares) = (Path::default(), tokio::sync::Mutex::new(shares));
+        Self { inner, parent, root, files, shares }
+    }
+
+    /// Returns true if the place at this root has the list.
+    pub(super) fn is_of(&self, root: &Path) -> bool {
+        self.root == *root
+    }
+
+    /// Returns true if a file below a path is shared.
+    pub(super) fn has_below(&self, path: &Path) -> bool {
+        !self.files.below(Some(path)).is_empty()
     }
 
     /// Returns the path of a file in the parent, if it is shared.

@@ -31,6 +31,11 @@ pub(crate) const NOW: u64 = 1_800_000_000_000;
 const STEPS: u32 = 160;
 
 pub(crate) fn open(location: &Location, model: Model) -> World {
+    open_with_lease(location, model, options(Path::new("replaced"), 1).lease)
+}
+
+/// Like [`open`], with another lease of a former owner.
+pub(crate) fn open_with_lease(location: &Location, model: Model, lease: Duration) -> World {
     let images = location.store.dir().unwrap_or(Path::new("nowhere"));
     let probe = Arc::new(Probe::new(images, model.clone(), Box::new(|_| false)));
     let store = |place: &Place| -> anyhow::Result<Place> {
@@ -46,6 +51,7 @@ pub(crate) fn open(location: &Location, model: Model) -> World {
         segment_bytes: 16 << 10,
         // The machine may be slow; the store is not.
         store_timeout: Duration::from_secs(60),
+        lease,
         ..options(Path::new("replaced"), DATABASES as u32)
     };
     let disk = Arc::new(RealDisk);
@@ -428,7 +434,7 @@ fn checkpoints_in_use_are_not_removed() {
 }
 
 /// Returns a place in memory, with its contents before each change.
-fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
+pub(crate) fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
     let (store, points) = (Arc::new(InMemory::new()), Arc::<Mutex<Vec<_>>>::default());
     let (inner, noted) = (store.clone(), points.clone());
     let pick = Box::new(move |_| {

@@ -17,6 +17,7 @@ mod image;
 mod lists;
 mod lives;
 mod model;
+mod remote_splits;
 mod reopen;
 mod sets;
 mod splits;

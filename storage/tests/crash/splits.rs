@@ -4,7 +4,7 @@ use crate::histories::History;
 use crate::model::Model;
 use crate::world::{World, fresh, options};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Directory, OpenOptions, reshard};
+use flagstone_storage::directory::{Directory, OpenOptions, SplitError, reshard};
 use flagstone_storage::place::Place;
 use flagstone_storage::slot::SplitPlan;
 use rand::RngExt;
@@ -33,7 +33,7 @@ impl World {
         self.partition.store.layout().shards()
     }
 
-    /// Splits a shard, like a worker does; not in a bucket.
+    /// Splits a shard, like a worker does.
     pub(crate) fn split(&mut self, id: u16, at: Option<u16>) {
         let Some(splitter) = self.splitter.clone() else { return };
         self.commit();
@@ -45,7 +45,14 @@ impl World {
         assert!(self.partition.shards[&id].is_flushed());
         let plan = SplitPlan::new(self.partition.store.layout(), id, at).unwrap();
         let engine = self.partition.shards[&id].engine().clone();
-        let upper = self.block_on(splitter.split(&engine, &plan)).unwrap();
+        let upper = match self.block_on(splitter.split(&engine, &plan)) {
+            Ok(upper) => upper,
+            // In a bucket it may read files of the one that it was split from.
+            Err(SplitError::CalledOff(why)) if why.to_string().contains("reads files") => {
+                return self.open_one_again(id);
+            }
+            Err(error) => panic!("{error}"),
+        };
         self.probe.point(|| format!("shard {id} was split on the disk"));
         self.partition.split(&plan, upper).unwrap();
         self.open_one_again(id);
@@ -58,7 +65,7 @@ fn model() -> Model {
     model
 }
 
-fn set_all(world: &mut World, mark: u8) {
+pub(crate) fn set_all(world: &mut World, mark: u8) {
     for n in 0..60 {
         world.set(n % 3, format!("key{n}").as_bytes(), &[mark; 100], 0);
     }

@@ -48,7 +48,7 @@ pub(crate) struct World {
     passes: BTreeMap<u16, OldRows>,
     /// Shards whose keys are being read; true if that is done.
     scans: BTreeMap<u16, (Scan, bool)>,
-    /// Splits its shards, if they are in a local directory.
+    /// Splits its shards, unless a checkpoint is under way.
     pub(crate) splitter: Option<Arc<ShardSplitter>>,
     _locks: Locks,
 }

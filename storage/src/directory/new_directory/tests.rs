@@ -14,7 +14,7 @@ async fn put(place: &Place, name: &str) {
 
 /// Returns the objects below a place.
 async fn found(place: &Place) -> Vec<String> {
-    crate::checkpoint::sizes(place).await.unwrap().into_keys().collect()
+    crate::place::sizes(place).await.unwrap().into_keys().collect()
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,81 +1,35 @@
-//! Splitting a shard of one server in a local directory, while the server runs: its upper slots become a
-//! shard of their own (RFC 22).
+//! Splitting a shard in a local directory.
 //!
-//! Everything of the shard is in its engine, which is closed. The new shard's directory gets hard links to
-//! the files with rows, which are never written again, and a copy of the manifest that lists them; so nothing
-//! is copied, and no directory depends on another. `unfinished` in it marks it until `flagstone.json` names
-//! the slots of all shards: that write makes the one shard two. It gets its name with that mark, and loses it
-//! before the mark: until then, or from then on, it is `splitting`. Rows of the other one's slots do not count in
-//! either of them ([`OwnSlots`](crate::engine::OwnSlots)), and are gone once all files of that time are merged.
+//! The new shard's directory gets hard links to the files with rows, which are never written again, and a copy
+//! of the manifest that lists them; so no directory depends on another. `unfinished` in it marks it until
+//! `flagstone.json` names the slots of all shards: that write makes the one shard two. It gets its name with that
+//! mark, and loses it before the mark: until then, or from then on, it is `splitting`.
 
-use super::engines::{EngineOpener, share};
-use super::manifest::{Manifest, manifest_of};
-use super::new_directory::UNFINISHED;
-use super::{OpenStore, ShardHome, create_private_dir, read_control};
-use crate::control::slots_row;
-use crate::engine::{Claim, Engine};
+use super::{Manifest, ShardSplitter, SplitError, manifest_of};
+use crate::directory::new_directory::UNFINISHED;
+use crate::directory::{ShardHome, create_private_dir};
+use crate::engine::Engine;
 use crate::place::{Place, admin, remove_dir};
 use crate::shard::Shard;
 use crate::slot::SplitPlan;
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Name of the directory of a new shard while it has no mark.
 const SPLITTING: &str = "splitting";
 
-/// Reason why a shard was not split.
-#[derive(Debug, thiserror::Error)]
-pub enum SplitError {
-    /// It is whole as before.
-    #[error("{0:#}")]
-    CalledOff(anyhow::Error),
-    /// It is not known if a start would find one shard or two: no record may be written any more.
-    #[error("flagstone.json may be lost if the machine fails: {0:#}")]
-    Unknown(anyhow::Error),
-}
-
-/// Splits shards of a directory that is open.
-pub struct ShardSplitter {
-    store: Place,
-    opener: EngineOpener,
-    open_store: Arc<OpenStore<'static>>,
-    /// The journal's epoch.
-    epoch: u64,
-    /// Bytes of the filters of keys, all shards together.
-    presence_bytes: usize,
-}
-
-impl std::fmt::Debug for ShardSplitter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShardSplitter").field("store", &self.store).finish_non_exhaustive()
-    }
-}
-
 impl ShardSplitter {
-    pub(super) fn new(
-        store: &Place,
-        opener: EngineOpener,
-        open_store: Arc<OpenStore<'static>>,
-        epoch: u64,
-        presence_bytes: usize,
-    ) -> Self {
-        Self { store: store.clone(), opener, open_store, epoch, presence_bytes }
-    }
-
-    /// Closes the engine of a shard that has flushed all its records, makes that of the new shard, and has
-    /// `flagstone.json` name both. Returns the new shard. The other engine is to be opened again, whatever the
-    /// outcome, and no record may name the shards meanwhile. Must run on the background runtime.
-    ///
-    /// # Errors
-    /// See [`SplitError`].
-    pub async fn split(&self, engine: &Engine, plan: &SplitPlan) -> Result<Shard, SplitError> {
-        let dir = self.store.dir().context("a local directory");
-        let dir = dir.map_err(SplitError::CalledOff)?;
+    /// See [`ShardSplitter::split`].
+    pub(super) async fn split_locally(
+        &self,
+        dir: &Path,
+        engine: &Engine,
+        plan: &SplitPlan,
+    ) -> Result<Shard, SplitError> {
         let home = dir.join(ShardHome::at_creation(plan.into).name());
         vacate(dir, &home).map_err(SplitError::CalledOff)?;
-        let made = self.make(engine, plan, &home).await;
+        let made = self.make_locally(engine, plan, &home).await;
         let (shard, manifest) = match made {
             Ok(made) => made,
             Err(error) => return Err(call_off(dir, &home, None, error).await),
@@ -84,6 +38,7 @@ impl ShardSplitter {
             let is_named = Manifest::read(&self.store).await;
             let is_named = is_named.map_or(true, |found| found.is_none_or(|it| it == manifest));
             if is_named {
+                let error = error.context("flagstone.json may be lost if the machine fails");
                 return Err(SplitError::Unknown(error));
             }
             return Err(call_off(dir, &home, Some(&shard), error).await);
@@ -96,7 +51,7 @@ impl ShardSplitter {
     }
 
     /// Makes the new shard, and the manifest that names it.
-    async fn make(
+    async fn make_locally(
         &self,
         engine: &Engine,
         plan: &SplitPlan,
@@ -109,27 +64,8 @@ impl ShardSplitter {
         engine.close().await?;
         let whole = self.store.join(&ShardHome::at_creation(plan.shard).name()).join("db");
         link_engine(engine.place(), whole.dir().context("a local directory")?, home).await?;
-        let manifest = manifest.with_slots(plan.division().to_vec());
-        let homes = manifest.homes();
-        let new = homes.last().context("a directory has shards")?;
-        let upper = self.opener.open(new, &*self.open_store, Claim::Owner).await?;
-        let opened = async {
-            let slots = slots_row(Some(&plan.upper()));
-            upper.write(vec![manifest.identity(plan.into).row(), slots]).await?;
-            upper.flush().await?;
-            read_control(new, &upper, &self.store).await
-        };
-        match opened.await {
-            Ok(control) => {
-                let presence_bytes = share(self.presence_bytes, plan.upper().len());
-                let shard = Shard::new(plan.into, upper, self.epoch, control, presence_bytes);
-                Ok((shard, manifest))
-            }
-            Err(error) => {
-                let _ = upper.close().await;
-                Err(error)
-            }
-        }
+        let manifest = manifest.split(plan, None);
+        Ok((self.open_new(plan, &manifest).await?, manifest))
     }
 }
 
@@ -240,7 +176,7 @@ fn finish(home: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If there is one that is no such remains: `flagstone.json` is an older copy then.
-pub(super) fn end_splits(dir: &Path, manifest: &Manifest) -> Result<()> {
+pub(in crate::directory) fn end_splits(dir: &Path, manifest: &Manifest) -> Result<()> {
     if let Some(problem) = unnamed_shards(dir, manifest)?.first() {
         bail!("{problem}");
     }
