@@ -22,6 +22,7 @@ class Proxy:
         self.flowing = threading.Event()
         self.flowing.set()
         self.refusing = False
+        self.left, self.action = 0, None
         self.lock = threading.Lock()
         self.port = servers.free_port()
         self.listener = socket.create_server((servers.HOST, self.port))
@@ -56,10 +57,24 @@ class Proxy:
         self.copy(client, other, pair, lambda: self.travel(answered))
 
     def travel(self, answered):
-        """Waits if a piece begins a request: it is the first one since the last reply."""
-        if self.delay and answered.is_set():
-            answered.clear()
+        """Counts, and waits, if a piece begins a request: it is the first one since the last reply."""
+        if not answered.is_set():
+            return
+        answered.clear()
+        with self.lock:
+            self.left -= 1
+            action = self.action if self.left == 0 else None
+        if action:
+            threading.Thread(target=action, daemon=True).start()
+            # The action is to come first, unless it waits itself.
+            time.sleep(0.001)
+        if self.delay:
             time.sleep(self.delay)
+
+    def after(self, requests, action):
+        """Carries an action out at the start of the request of that number from now on; `None`: no action any more."""
+        with self.lock:
+            self.left, self.action = requests, action
 
     def copy(self, source, target, pair, before):
         try:
