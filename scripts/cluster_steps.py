@@ -40,8 +40,8 @@ class Fuse:
 class Steps:
     """See the module. Each method is a kind of event."""
 
-    def __init__(self, events, make_member, wait):
-        self.events, self.make_member, self.wait, self.number = events, make_member, wait, 0
+    def __init__(self, events, make_member, is_whole):
+        self.events, self.make_member, self.is_whole, self.number = events, make_member, is_whole, 0
 
     def carry_out(self, member):
         """A remark."""
@@ -70,7 +70,10 @@ class Steps:
         heir = self.other_than(member)
         fuse = Fuse(heir, *when)
         member.server.kill()
-        self.wait([other for other in self.events.members if other is not member])
+        others = [other for other in self.events.members if other is not member]
+        until = time.monotonic() + self.events.options.patience
+        while not fuse.is_burnt and not self.is_whole(others) and time.monotonic() < until:
+            time.sleep(0.05)
         note = fuse.end()
         member.start()
         return note

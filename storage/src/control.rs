@@ -215,6 +215,14 @@ pub(crate) fn incomplete_row() -> (Bytes, Option<Bytes>) {
     (key(COMPLETE), None)
 }
 
+/// Returns the deletes of the rows that count only until the next record: that the shard is complete, and its filter
+/// of keys.
+pub(crate) fn unclosed(control: &Control) -> impl Iterator<Item = (Bytes, Option<Bytes>)> + '_ {
+    let pieces = control.presence.iter();
+    let pieces = pieces.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
+    pieces.chain(control.complete.map(|_| incomplete_row()))
+}
+
 /// Returns the key of the row of a piece of the filter of keys.
 pub(crate) fn presence_key(layer: u8, piece: u16) -> Bytes {
     let [high, low] = piece.to_be_bytes();

@@ -13,7 +13,7 @@
 //! need the engine end with an error.
 
 use crate::commit::split_body;
-use crate::control::{Control, slots_row};
+use crate::control::{Control, slots_row, unclosed};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Closed, Engine, Turn};
 use crate::journal::{HoldId, Journal, Lsn, Record};
@@ -75,6 +75,11 @@ impl Reopen {
                 control.applied,
                 self.flushed
             );
+        }
+        let stale: Vec<_> = unclosed(&control).collect();
+        if !stale.is_empty() {
+            // They were deleted in the old one, but not for good.
+            engine.write(stale).await?;
         }
         let kept = control.slots.clone();
         let mut reopened = Reopened {

@@ -46,6 +46,8 @@ mod splitting_tests;
 mod store;
 mod taking;
 #[cfg(test)]
+mod taking_tests;
+#[cfg(test)]
 mod tests;
 
 pub use balance::Allotment;

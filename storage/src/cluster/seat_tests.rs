@@ -28,6 +28,8 @@ use tokio::runtime::Handle;
 const NOW: u64 = 1_800_000_000_000;
 pub(super) const SHARDS: u16 = 3;
 pub(super) const KEYS: u64 = 40;
+/// Bytes of the filters of keys.
+const FILTERS: usize = 1 << 16;
 pub(super) const LEASE: Duration = Duration::from_millis(90);
 
 /// One life of a server.
@@ -76,6 +78,7 @@ impl TestServer {
         let location = Location { store: store.clone(), journal: None };
         let mut options = offline_options(&location).await?;
         (options.databases, options.lease, options.default_shards) = (1, LEASE, SHARDS);
+        options.presence_bytes = FILTERS;
         let address = NodeAddress { host: "127.0.0.1".to_owned(), port: 7000, tls_port: None };
         let node_id = NodeId([node; 20]);
         let joined = ClusterSeat::join(options, Clock::default(), (node_id, &address), role).await;
@@ -90,7 +93,7 @@ impl TestServer {
     }
 
     /// Takes all shards that the newest map gives it.
-    async fn take(&mut self) {
+    pub(super) async fn take(&mut self) {
         self.try_take().await.unwrap();
     }
 
@@ -136,9 +139,13 @@ impl TestServer {
         self.partition.finish_load(loaded).unwrap();
     }
 
+    /// Returns the shard of a key.
+    pub(super) fn shard_of(&self, n: u64) -> u16 {
+        self.partition.store.layout().shard_of(slot_of(&key(n)))
+    }
+
     pub(super) fn owns(&self, n: u64) -> bool {
-        let shard = self.partition.store.layout().shard_of(slot_of(&key(n)));
-        self.partition.shards.contains_key(&shard)
+        self.partition.shards.contains_key(&self.shard_of(n))
     }
 
     /// Returns the number of a key.
@@ -207,7 +214,7 @@ impl TestServer {
     }
 
     /// Flushes a shard, and drops the journals of others from its list.
-    async fn flush(&mut self, id: u16) {
+    pub(super) async fn flush(&mut self, id: u16) {
         self.try_flush(id).await.unwrap();
     }
 
@@ -230,7 +237,7 @@ impl TestServer {
     }
 
     /// Gives a shard to another life, or to nobody.
-    async fn give(&mut self, id: u16, to: Option<Life>) {
+    pub(super) async fn give(&mut self, id: u16, to: Option<Life>) {
         self.try_give(id, to).await.unwrap();
     }
 
@@ -253,7 +260,7 @@ impl TestServer {
     }
 
     /// Ends a life that is to be taken for dead, and shares its shards out.
-    async fn take_over(&self, ended: Life, heirs: &[Life]) {
+    pub(super) async fn take_over(&self, ended: Life, heirs: &[Life]) {
         self.try_take_over(ended, heirs).await.unwrap();
     }
 

@@ -156,7 +156,7 @@ impl ShardTaker {
         shards.iter_mut().for_each(Shard::end_replay);
         let adopted = self.adopt(&mut shards, above)?;
         self.journal.request_sync(adopted);
-        replay.delete_stale().await?;
+        replay.write_stale().await?;
         shards.iter().for_each(|shard| self.journal.flushed(shard.id, shard.flushed()));
         Ok(shards.into_iter().map(|shard| TakenShard { shard, adopted }).collect())
     }

@@ -1,7 +1,7 @@
 //! The control rows of a directory's shards.
 
 use super::{EngineOpener, Manifest, OpenStore, ShardHome};
-use crate::control::{Control, incomplete_row, presence_key, slots_row};
+use crate::control::{Control, slots_row, unclosed};
 use crate::encoding::{Library, SourcePosition, prefix_range, row};
 use crate::engine::Engine;
 use crate::engine::peek::peek;
@@ -110,13 +110,10 @@ pub(crate) async fn peek_control(store: &Place, home: &ShardHome) -> Result<Cont
 /// Returns the batch that replaces control rows which the next record makes untrue: that the shard
 /// is complete, its filter of keys, its identity, and its slots.
 pub(crate) fn outdated(control: &Control, home: &ShardHome, manifest: &Manifest) -> Batch {
-    let kept = control.presence.iter();
-    let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
-    let complete = control.complete.map(|_| incomplete_row());
     let identity = Some(manifest.identity(home.id)).filter(|own| control.identity != Some(*own));
     let own = home.slots.as_ref().map(|own| &own.0);
     let slots = (control.slots.as_ref() != own).then(|| slots_row(own));
-    kept.chain(complete).chain(identity.map(|own| own.row())).chain(slots).collect()
+    unclosed(control).chain(identity.map(|own| own.row())).chain(slots).collect()
 }
 
 /// Returns these batches of all shards, with their engines.

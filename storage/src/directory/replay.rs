@@ -149,6 +149,20 @@ impl StartReplay {
         Ok(())
     }
 
+    /// Writes what [`delete_stale`](Self::delete_stale) does, and flushes rows only: deletes come to the files with the
+    /// rows of later records, or are made again when the engine is reopened. Until then the rows that they are of are
+    /// true, together with the records behind them.
+    pub(crate) async fn write_stale(&mut self) -> Result<()> {
+        for (engine, rows) in self.stale.drain(..).filter(|(_, rows)| !rows.is_empty()) {
+            let has_rows = rows.iter().any(|(_, value)| value.is_some());
+            engine.write(rows).await?;
+            if has_rows {
+                engine.flush().await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes the position in the stream of another server from the pending rows, if it is there.
     pub(super) fn take_source(&mut self, shards: &[Shard]) -> Result<()> {
         let whole = shards.iter().try_for_each(|shard| shard.apply_source(&mut self.source));

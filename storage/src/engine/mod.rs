@@ -447,8 +447,8 @@ impl How {
         // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
         // back.
         let admin = admin(store.clone(), path.as_ref());
-        let manifest = admin.read_manifest(None).await.map_err(with_causes)?;
-        let merges = admin.read_compactions(None).await.map_err(with_causes)?;
+        let read = tokio::try_join!(admin.read_manifest(None), admin.read_compactions(None));
+        let (manifest, merges) = read.map_err(with_causes)?;
         ensure!(
             manifest.is_some() || !upkeep.must_exist,
             "{} is missing, or empty: put the directory's files in place, or restore a backup",

@@ -12,6 +12,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use slatedb_common::retry::NonRetryable;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
@@ -88,6 +89,8 @@ pub(crate) struct Client {
     lives: AtomicU64,
     /// Suffix of paths whose puts fail.
     pub(crate) refused: Mutex<Option<String>>,
+    /// True while puts fail for good: who puts gives up.
+    pub(crate) breaks: AtomicBool,
     pub(crate) puts: AtomicU64,
     pub(crate) gets: AtomicU64,
     pub(crate) lists: AtomicU64,
@@ -187,6 +190,7 @@ impl Sim {
             dead: AtomicBool::new(false),
             lives: AtomicU64::new(u64::MAX),
             refused: Mutex::default(),
+            breaks: AtomicBool::new(false),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
             lists: AtomicU64::new(0),
@@ -431,6 +435,10 @@ impl ObjectStore for Client {
     ) -> Result<PutResult> {
         self.puts.fetch_add(1, Ordering::SeqCst);
         self.puts_wait.pass().await;
+        if self.breaks.load(Ordering::SeqCst) {
+            let source = Box::new(NonRetryable("the disk is gone".into()));
+            return Err(Error::Generic { store: "sim", source });
+        }
         let refused = self.refused.lock().unwrap().clone();
         if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
             self.step().await;

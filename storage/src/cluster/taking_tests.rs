@@ -1,0 +1,94 @@
+//! The new owner of a shard has all keys, whatever becomes of the rows that its former owner has left at the end.
+
+use super::seat_tests::{KEYS, TestServer};
+use crate::engine::Closed;
+use crate::place::Place;
+use crate::place::sim::{Client, Sim};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The shard of which keys are created.
+const SHARD: u16 = 1;
+
+fn store(client: &Arc<Client>) -> Place {
+    Place::within(client.clone(), "data".into(), "memory:")
+}
+
+/// Returns keys of the shard that nobody has created.
+fn new_keys(server: &TestServer) -> Vec<u64> {
+    (KEYS..).filter(|n| server.shard_of(*n) == SHARD).take(3).collect()
+}
+
+/// A server has all shards, and gives them to another one, which takes them.
+async fn given(sim: &Sim) -> (Arc<Client>, TestServer, TestServer) {
+    let client = sim.client(0);
+    let mut former = TestServer::join(&store(&sim.client(0)), 0).await;
+    former.take().await;
+    for n in 0..KEYS {
+        former.put(n, n + 1).await.unwrap();
+    }
+    assert!(former.sync().await);
+    let mut owner = TestServer::join(&store(&client), 1).await;
+    for id in former.map().await.owned_by(former.seat.life()).map(|it| it.id) {
+        former.give(id, Some(owner.seat.life())).await;
+    }
+    owner.take().await;
+    (client, former, owner)
+}
+
+/// Ends a server by kill, and has another one take its shards over.
+async fn taken_over(by: &mut TestServer, ended: &TestServer) {
+    by.take_over(ended.seat.life(), &[by.seat.life()]).await;
+    by.take().await;
+}
+
+async fn check(server: &mut TestServer, new: &[u64], at: &str) {
+    for n in (0..KEYS).chain(new.iter().copied()) {
+        assert_eq!(server.get(n).await, n + 1, "{at}: key {n}");
+    }
+}
+
+/// What says that the filter of keys is whole is deleted before a key is created that it lacks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_filter_that_a_former_owner_has_stored_hides_no_later_key() {
+    for flushes in [false, true] {
+        let sim = Sim::new(7);
+        let (client, mut former, mut owner) = given(&sim).await;
+        let new = new_keys(&owner);
+        for n in &new {
+            owner.put(*n, n + 1).await.unwrap();
+        }
+        assert!(owner.sync().await);
+        if flushes {
+            owner.flush(SHARD).await;
+        }
+        client.die();
+        taken_over(&mut former, &owner).await;
+        check(&mut former, &new, &format!("flushed: {flushes}")).await;
+    }
+}
+
+/// The engine closes itself before that delete is stored, and is opened again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn nor_does_it_if_the_engine_was_opened_again() {
+    let sim = Sim::new(8);
+    let (client, mut former, mut owner) = given(&sim).await;
+    let new = new_keys(&owner);
+    for n in &new {
+        owner.put(*n, n + 1).await.unwrap();
+    }
+    assert!(owner.sync().await);
+    let engine = owner.partition.shards[&SHARD].engine().clone();
+    client.breaks.store(true, Ordering::SeqCst);
+    assert!(engine.flush().await.is_err(), "its rows are lost");
+    assert_eq!(engine.closed(), Some(Closed::Failed));
+    client.breaks.store(false, Ordering::SeqCst);
+    let plan = owner.partition.reopen(SHARD).unwrap();
+    let reopened = plan.run().await.unwrap();
+    owner.partition.reopened(SHARD, reopened);
+    owner.flush(SHARD).await;
+    check(&mut owner, &new, "opened again").await;
+    client.die();
+    taken_over(&mut former, &owner).await;
+    check(&mut former, &new, "taken over").await;
+}
