@@ -155,7 +155,7 @@ async fn history(seed: u64) {
     for node in 0..2 {
         let mut server = TestServer::try_join(&store, node).await.unwrap();
         server.try_take_parked().await.unwrap_or_default();
-        server.try_take().await.unwrap();
+        server.take().await;
         servers.push(server);
     }
     let mut replica = TestReplica::join(&store).await;
@@ -182,14 +182,14 @@ async fn history(seed: u64) {
                 let to = servers[1 - at].seat.life();
                 if let Some(id) = servers[at].partition.shards.keys().next().copied() {
                     servers[at].try_give(id, Some(to)).await.unwrap();
-                    servers[1 - at].try_take().await.unwrap();
+                    servers[1 - at].take().await;
                 }
             }
             4 if servers.len() > 1 => {
                 let ended = servers.remove(at);
                 let heir = servers[0].seat.life();
                 servers[0].try_take_over(ended.seat.life(), &[heir]).await.unwrap();
-                servers[0].try_take().await.unwrap();
+                servers[0].take().await;
             }
             5 if servers.len() < 2 => {
                 servers.push(TestServer::try_join(&store, 2 + step).await.unwrap());
@@ -217,7 +217,7 @@ fn nothing_is_written_to_the_shards_of_others() {
     runtime.unwrap().block_on(async {
         let store = Place::within(Arc::new(InMemory::new()), "data".into(), "memory:");
         let mut server = TestServer::try_join(&store, 0).await.unwrap();
-        server.try_take().await.unwrap();
+        server.take().await;
         server.put(1, 1).await.unwrap();
         assert!(server.sync().await);
         let mut replica = TestReplica::join(&store).await;

@@ -41,7 +41,7 @@ async fn remove_all(store: &Place, life: Life) {
 /// Joins as a node that takes all shards, and writes to each key, durably, each in an object of its own.
 async fn filled(store: &Place, node: u8) -> TestServer {
     let mut server = TestServer::try_join(store, node).await.unwrap();
-    server.try_take().await.unwrap();
+    server.take().await;
     for n in 0..KEYS {
         server.put(n, n + 1).await.unwrap();
         assert!(server.sync().await);
@@ -96,7 +96,7 @@ async fn a_journal_that_is_missing_can_be_given_up() {
     assert!(outcomes.iter().all(|it| !matches!(it, GivenUp::Rest)), "{outcomes:?}");
     assert!(matches!(losses.give_up(life).await, Ok(GivenUp::Nothing)));
     heir.try_take_over(life, &[heir.seat.life()]).await.unwrap();
-    heir.try_take().await.unwrap();
+    heir.take().await;
     assert_eq!(shown(&mut heir).await, kept);
 }
 
@@ -117,7 +117,7 @@ async fn a_node_starts_again_without_the_journal_of_its_former_life() {
     // Its process has slept, and puts an object behind those that are gone.
     store.store().put(&last, late.into()).await.unwrap();
     let mut again = TestServer::try_join(&store, 0).await.unwrap();
-    again.try_take().await.unwrap();
+    again.take().await;
     assert_eq!(again.partition.shards.len(), usize::from(SHARDS));
     assert!(shown(&mut again).await.is_empty());
     assert_eq!(again.put(3, 4).await, Some(()));
@@ -132,7 +132,7 @@ async fn of_several_journals_only_the_missing_one_is_lost() {
     let (first_life, mut second) =
         (first.seat.life(), TestServer::try_join(&store, 1).await.unwrap());
     second.try_take_over(first_life, &[second.seat.life()]).await.unwrap();
-    second.try_take().await.unwrap();
+    second.take().await;
     // One that only it knows.
     second.put(KEYS, KEYS + 1).await.unwrap();
     assert!(second.sync().await);
@@ -147,7 +147,7 @@ async fn of_several_journals_only_the_missing_one_is_lost() {
     assert!(refusal(&losses, second_life).await.contains("nothing is lost"));
     assert!(losses.look(first_life).await.unwrap().shards.iter().all(|it| it.is_torn));
     assert!(matches!(losses.give_up(first_life).await, Ok(GivenUp::Whole(_))));
-    third.try_take().await.unwrap();
+    third.take().await;
     assert!(shown(&mut third).await.is_empty());
     assert_eq!(third.get(KEYS).await, KEYS + 1);
 }
@@ -168,7 +168,7 @@ async fn a_journal_that_breaks_can_be_given_up_from_there_on() {
     assert!(matches!(losses.give_up(life).await, Ok(GivenUp::Rest)));
     assert!(refusal(&losses, life).await.contains("nothing is lost"));
     heir.try_take_over(life, &[heir.seat.life()]).await.unwrap();
-    heir.try_take().await.unwrap();
+    heir.take().await;
     let keys = shown(&mut heir).await;
     let next = keys.len() as u64;
     assert!((20..KEYS).contains(&next) && keys == (0..next).collect::<Vec<_>>(), "{keys:?}");

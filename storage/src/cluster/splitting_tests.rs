@@ -36,7 +36,7 @@ fn store() -> Place {
 async fn filled() -> (Place, TestServer) {
     let store = store();
     let mut server = TestServer::join(&store, 0).await;
-    server.try_take().await.unwrap();
+    server.take().await;
     server.fill(1).await;
     (store, server)
 }
@@ -122,7 +122,7 @@ async fn both_parts_of_a_shard_have_what_it_had_and_nothing_is_copied() {
     other.try_take_over(server.seat.life(), &[other.seat.life()]).await.unwrap();
     let division = other.map().await.division();
     other.partition.store.layout().divide(division);
-    other.try_take().await.unwrap();
+    other.take().await;
     other.check(2).await;
 }
 
@@ -138,7 +138,7 @@ async fn killed_after(requests: u64) -> bool {
     let place = |client: &Arc<Client>| Place::within(client.clone(), "data".into(), "sim");
     let mine = client();
     let mut server = TestServer::join(&place(&mine), 0).await;
-    server.try_take().await.unwrap();
+    server.take().await;
     server.fill(1).await;
     server.want_split(0).await;
     mine.die_after(requests);
@@ -162,7 +162,7 @@ async fn killed_after(requests: u64) -> bool {
     let is_split = map.shards().len() == 4;
     assert!(is_split || !is_done, "{requests}");
     other.partition.store.layout().divide(map.division());
-    other.try_take().await.unwrap();
+    other.take().await;
     other.check(1).await;
     for shard in map.shards() {
         other.try_flush(shard.id).await.unwrap();
@@ -189,7 +189,7 @@ async fn a_split_may_be_cut_off_at_any_request() {
 async fn a_shard_that_has_other_slots_than_the_layout_is_not_attached() {
     let store = store();
     let mut server = TestServer::join(&store, 0).await;
-    server.try_take().await.unwrap();
+    server.take().await;
     let branch = server.begin_split(0).await;
     let (life, new) = (server.seat.life(), branch.id);
     let map = server.seat.amend(|draft| draft.split(0, life, new)).await.unwrap().unwrap();
@@ -231,7 +231,7 @@ async fn a_split_that_is_called_off_leaves_nothing() {
     let refused = server.seat.amend(|draft| draft.split(2, life, new)).await.unwrap();
     assert!(refused.is_err());
     branch.remove().await.unwrap();
-    server.try_take().await.unwrap();
+    server.take().await;
     server.check(1).await;
     assert!(!rows_of(&store).await.contains_key("shard-3-1"));
     // The next try of a life that has ended in between is removed by those that forget it.
@@ -239,7 +239,7 @@ async fn a_split_that_is_called_off_leaves_nothing() {
     assert!(rows_of(&store).await.contains_key("shard-3-1"));
     let mut other = TestServer::join(&store, 1).await;
     other.try_take_over(server.seat.life(), &[other.seat.life()]).await.unwrap();
-    other.try_take().await.unwrap();
+    other.take().await;
     other.check(1).await;
     for id in 0..3 {
         other.try_flush(id).await.unwrap();
