@@ -21,10 +21,6 @@ use std::time::{Duration, Instant};
 /// done.
 const AHEAD: Duration = Duration::from_secs(10);
 
-/// Part of the room for files of level 0 that may be in use then: the last flushes need some, and would wait
-/// for merges.
-const CROWDED: f64 = 0.5;
-
 /// How long commands may wait for the last flush. After that the shard stays whole.
 const HELD: Duration = Duration::from_secs(2);
 
@@ -67,7 +63,8 @@ impl Worker {
         let (end, begun) = (self.node.journal.end(), Instant::now());
         loop {
             let flushed = self.urge_flush(shard, end);
-            let is_crowded = self.level0_of(shard).is_some_and(|part| part > CROWDED);
+            let is_crowded =
+                self.level0_of(shard).is_some_and(|part| part > ShardSplitter::CROWDED);
             if flushed.is_none_or(|lsn| lsn >= end) && !is_crowded {
                 return Ok(());
             }
@@ -104,6 +101,9 @@ impl Worker {
             return Err("it cannot store rows at present".into());
         }
         self.flush_ahead(shard).await?;
+        while !splitter.has_room() && begun.elapsed() < AHEAD && !self.is_stopping() {
+            tokio::time::sleep(POLL).await;
+        }
         let held = Instant::now();
         let (whole, granted) = self.lock_all(Patience::Short);
         granted.await.map_err(|_| SCRIPT)?;
@@ -186,7 +186,10 @@ impl Worker {
             jobs.retain(|job, _| job.shard != shard);
             jobs.entry(stay).or_default().busy = true;
         }
-        self.clone().reopen(stay, plan, false).await;
+        let reopening = tokio::task::spawn_local(self.clone().reopen(stay, plan, false));
+        // It goes on by itself if the store is away.
+        let limit = self.node.config.settings().store_timeout_ms;
+        let _ = tokio::time::timeout(Duration::from_millis(limit), reopening).await;
     }
 
     /// Waits until a shard is not being split.

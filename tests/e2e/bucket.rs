@@ -73,6 +73,12 @@ impl Bucket {
         self.full.store(true, Ordering::SeqCst);
     }
 
+    /// Returns true if there is an object whose name begins so.
+    pub(crate) fn has(&self, prefix: &str) -> bool {
+        let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        objects.range(prefix.to_owned()..).next().is_some_and(|(key, _)| key.starts_with(prefix))
+    }
+
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
         let endpoint = format!("http://127.0.0.1:{}", self.port);
         [

@@ -1,12 +1,14 @@
 //! Shards of a single server in a bucket that are split while clients use them.
 
 use super::Server;
+use super::bucket::Bucket;
 use super::checkpoints::{done, run};
 use super::one_split::{KEYS, check, count, fill, look, slots, split};
-use redis::cmd;
+use super::servers::until;
+use redis::{Commands, RedisResult, cmd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 const OPTIONS: &[&str] = &["--workers", "2", "--shards", "2", "--handover-interval-ms", "100"];
@@ -171,6 +173,66 @@ fn split_data_in_a_bucket_becomes_a_clusters() {
     }
     let keys: Vec<String> = cmd("KEYS").arg("*").query(&mut server.client()).expect("keys");
     assert_eq!(keys.len(), KEYS + 1);
+}
+
+/// Commands wait for the bucket as long as they are told to; the split is called off, or the server ends.
+#[test]
+fn a_bucket_that_goes_away_in_a_split_holds_no_command_for_long() {
+    const LIMIT: Duration = Duration::from_millis(3500);
+    let bucket = Bucket::start();
+    let limit = LIMIT.as_millis().to_string();
+    let store = ["--store", "s3://bucket/data", "--store-timeout-ms", &limit];
+    let mut server = Server::start_in(bucket.environment(), &[OPTIONS, &store].concat());
+    fill(&mut server.client());
+    for round in 0..3 {
+        let into = format!("data/shard-{}-", slots(&mut server.client()).len());
+        let mut waiting = server.client();
+        thread::scope(|scope| {
+            let splitting = scope.spawn(|| split(&mut server.client(), &["0"]));
+            until("the new shard is made", || bucket.has(&into));
+            thread::sleep(Duration::from_millis(3 * round));
+            bucket.set_away(true);
+            let begun = Instant::now();
+            // An answer or an error, or the end of the server.
+            let _: RedisResult<Option<usize>> = waiting.get("{foo}0");
+            assert!(begun.elapsed() < 4 * LIMIT, "{:?}", begun.elapsed());
+            bucket.set_away(false);
+            let _ = splitting.join();
+        });
+        server.kill();
+        server.restart();
+        check(&mut server.client(), 1);
+    }
+    assert!(split(&mut server.client(), &["0"]).is_ok());
+    check(&mut server.client(), 1);
+}
+
+/// Both the other shard's files and the list of them are found under the new path.
+#[test]
+fn a_bucket_whose_shards_were_split_may_be_moved_and_copied() {
+    let bucket = TestBucket::new();
+    let mut server = bucket.start();
+    fill(&mut server.client());
+    for shard in ["0", "1"] {
+        split(&mut server.client(), &[shard]).expect("split");
+    }
+    server.stop();
+    let (from, to) = (bucket.path("bucket"), bucket.path("deeper/copy"));
+    copy_tree(Path::new(&from), Path::new(&to));
+    let moved = bucket.path("moved");
+    fs::rename(&from, &moved).expect("moved");
+    for place in [to, moved] {
+        let store = format!("bucket+file://{place}");
+        let mut other = Server::start(&[OPTIONS, &["--store", &store]].concat());
+        check(&mut other.client(), 1);
+        other.kill();
+        other.restart();
+        check(&mut other.client(), 1);
+        let log = other.log();
+        assert!(!log.contains("nothing is kept"), "it is kept for the new shard: {log}");
+        other.stop();
+        done(&["check", "--dir", &store]);
+    }
 }
 
 /// The files of the first shard are those of before the split: a start refuses them, and removes nothing.

@@ -234,7 +234,7 @@ impl Directory {
         remove_remains(store, &manifest).await;
         let (origin, epoch) = (manifest.salt, journal.epoch());
         let splitter = shards.first().map(|first| {
-            let (first, opening) = (first.engine(), (opener, open_store));
+            let (opening, first) = ((opener, open_store), (first.engine(), options.store_timeout));
             ShardSplitter::new(opening, store, manifest, first, epoch, options.presence_bytes)
         });
         Ok(Self {

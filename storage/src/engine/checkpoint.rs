@@ -4,7 +4,7 @@ use super::{Engine, FLUSH, within};
 use crate::control::Control;
 use crate::encoding::{prefix_range, row};
 use crate::journal::Lsn;
-use crate::place::{Place, Shares, Writes, admin};
+use crate::place::{Place, Shares, Writes, admin, beside};
 use anyhow::{Context, Result, bail};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
@@ -155,9 +155,16 @@ impl Engine {
             if checkpoint.expire_time.is_some() {
                 continue;
             }
-            let branch = Place::within(store.clone(), Path::from(path), path);
-            let shares = Shares::read(&branch).await?;
-            if !shares.is_some_and(|shares| shares.has(&checkpoint.id.to_string())) {
+            // A branch elsewhere, or a shard that was split from this one and is beside it, wherever that is now.
+            let branches = [Some(Path::from(path)), beside(place.root(), path)];
+            let id = checkpoint.id.to_string();
+            let mut is_needed = false;
+            for branch in branches.into_iter().flatten() {
+                let branch = Place::within(store.clone(), branch, path);
+                let shares = Shares::read(&branch).await?;
+                is_needed |= shares.is_some_and(|shares| shares.has(&id));
+            }
+            if !is_needed {
                 admin.delete_checkpoint(checkpoint.id).await.context("deleting a checkpoint")?;
                 self.opened().writes.changes().note();
                 tracing::info!(branch = path, engine = %place, "nothing is kept for a branch that is gone");

@@ -23,7 +23,7 @@ pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
 pub(crate) use requests::{AskLimits, StoreAway, ask};
-pub(crate) use shared::{SHARED, Share, Shares};
+pub(crate) use shared::{SHARED, Share, Shares, beside};
 
 use anchored::Anchored;
 use anyhow::{Context, Result, bail};

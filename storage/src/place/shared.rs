@@ -78,7 +78,22 @@ impl Shares {
         if shares.format != FORMAT {
             bail!("{file} has the format {}, this version reads {FORMAT}", shares.format);
         }
-        Ok(Some(shares))
+        Ok(Some(shares.seen_from(place.root())))
+    }
+
+    /// Returns the list as it is to be read at a place. An engine that shares files with another one of its data
+    /// directory may have been moved, or copied, together with it: then both are under another path.
+    fn seen_from(self, root: &Path) -> Self {
+        let moved = |own: &str, share: &Share| {
+            let (before, inner) = split_dir(own)?;
+            let (now, present) = split_dir(root.as_ref())?;
+            let rest = share.engine.strip_prefix(before)?;
+            let is_moved = inner == present && before != now;
+            is_moved.then(|| Share { engine: format!("{now}{rest}"), ..share.clone() })
+        };
+        let only = (self.engines.len() == 1).then(|| self.engines.first_key_value()).flatten();
+        let Some(share) = only.and_then(|(own, share)| moved(own, share)) else { return self };
+        Self { engines: BTreeMap::from([(root.to_string(), share)]), ..self }
     }
 
     pub(crate) async fn write(&self, place: &Place) -> Result<()> {
@@ -108,6 +123,22 @@ impl Shares {
     pub(crate) fn has(&self, checkpoint: &str) -> bool {
         self.engines.values().any(|share| share.checkpoint == checkpoint)
     }
+}
+
+/// Splits the path of an engine into that of its data directory, with a slash at its end or empty, and the engine's
+/// place there.
+fn split_dir(engine: &str) -> Option<(&str, &str)> {
+    let (shard, _) = engine.rsplit_once('/')?;
+    let at = shard.rfind('/').map_or(0, |slash| slash + 1);
+    Some(engine.split_at(at))
+}
+
+/// Returns the place of an engine whose path another one of the same data directory has noted, if the directory has
+/// been moved since, or copied.
+pub(crate) fn beside(engine: &Path, noted: &str) -> Option<Path> {
+    let (now, _) = split_dir(engine.as_ref())?;
+    let (_, place) = split_dir(noted)?;
+    Path::parse(format!("{now}{place}")).ok()
 }
 
 /// A branch's store.
@@ -322,5 +353,47 @@ impl ObjectStore for SharedStore {
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
         let (store, from) = self.resolve(from);
         store.copy_opts(&from, to, options).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(own: &str, engine: &str) -> Shares {
+        let share = Share {
+            engine: engine.to_owned(),
+            checkpoint: "1".to_owned(),
+            files: BTreeMap::from([("compacted/a.sst".to_owned(), 7)]),
+        };
+        Shares::new(BTreeMap::from([(own.to_owned(), share)]))
+    }
+
+    fn seen(shares: Shares, from: &str) -> (String, String) {
+        let (own, share) = shares.seen_from(&Path::from(from)).engines.pop_first().unwrap();
+        (own, share.engine)
+    }
+
+    #[test]
+    fn engines_that_were_moved_together_find_each_other() {
+        let (own, other) = ("a/b/shard-2-1/db", "a/b/shard-0/db");
+        let unchanged = (own.to_owned(), other.to_owned());
+        assert_eq!(seen(list(own, other), own), unchanged);
+        let moved = seen(list(own, other), "x/shard-2-1/db");
+        assert_eq!(moved, ("x/shard-2-1/db".to_owned(), "x/shard-0/db".to_owned()));
+        let root = seen(list(own, other), "shard-2-1/db");
+        assert_eq!(root, ("shard-2-1/db".to_owned(), "shard-0/db".to_owned()));
+        let back = seen(list("shard-2-1/db", "shard-0/db"), own);
+        assert_eq!(back, unchanged);
+        // That of a branch, and that of an engine whose parent is elsewhere.
+        assert_eq!(seen(list(own, "p/shard-0/db"), "a/b").1, "p/shard-0/db");
+        assert_eq!(seen(list(own, "p/shard-0/db"), "x/shard-2-1/db").1, "p/shard-0/db");
+    }
+
+    #[test]
+    fn a_shard_is_beside_the_one_that_it_was_split_from() {
+        let engine = Path::from("x/y/shard-0/db");
+        assert_eq!(beside(&engine, "a/shard-2-1/db"), Some(Path::from("x/y/shard-2-1/db")));
+        assert_eq!(beside(&Path::from("shard-0/db"), "a/s/db"), Some(Path::from("s/db")));
     }
 }

@@ -22,6 +22,7 @@ use crate::slot::SplitPlan;
 use anyhow::{Context, Result};
 use bucket::FirstShard;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reason why a shard was not split.
 #[derive(Debug, thiserror::Error)]
@@ -54,18 +55,27 @@ impl std::fmt::Debug for ShardSplitter {
 }
 
 impl ShardSplitter {
-    /// `first`: the engine of the first shard; `epoch`: that of the journal; `presence_bytes`: of the filters of
-    /// keys, all shards together.
+    /// Part of the room for files of level 0 that may be in use when a shard is split: flushes need some, and would wait
+    /// for merges.
+    pub const CROWDED: f64 = 0.5;
+
+    /// `first`: the engine of the first shard, and the time limit for the store; `epoch`: that of the journal;
+    /// `presence_bytes`: of the filters of keys, all shards together.
     pub(super) fn new(
         (opener, open_store): (EngineOpener, Arc<OpenStore<'static>>),
         store: &Place,
         manifest: Manifest,
-        first: &Engine,
+        (first, limit): (&Engine, Duration),
         epoch: u64,
         presence_bytes: usize,
     ) -> Self {
-        let first = store.dir().is_none().then(|| FirstShard::new(first, manifest));
+        let first = store.dir().is_none().then(|| FirstShard::new(first, manifest, limit));
         Self { store: store.clone(), opener, open_store, epoch, presence_bytes, first }
+    }
+
+    /// Returns true if the first shard's engine, in a bucket, has room for the row of a split; else it is merged soon.
+    pub fn has_room(&self) -> bool {
+        self.first.as_ref().is_none_or(FirstShard::has_room)
     }
 
     /// Closes the engine of a shard that has flushed all its records, makes that of the new shard, and makes the
@@ -74,7 +84,11 @@ impl ShardSplitter {
     ///
     /// # Errors
     /// See [`SplitError`].
-    pub async fn split(&self, engine: &Engine, plan: &SplitPlan) -> Result<Shard, SplitError> {
+    pub async fn split(
+        self: &Arc<Self>,
+        engine: &Engine,
+        plan: &SplitPlan,
+    ) -> Result<Shard, SplitError> {
         match (&self.first, self.store.dir()) {
             (Some(first), _) => self.split_in_bucket(first, engine, plan).await,
             (None, Some(dir)) => self.split_locally(dir, engine, plan).await,

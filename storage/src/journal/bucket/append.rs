@@ -1,7 +1,7 @@
 //! Appending: into memory, on the caller's thread, without waiting for the store.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,6 +17,12 @@ pub(super) const OBJECT_BYTES: usize = 4 << 20;
 
 /// Time limit for dropping objects when the journal is closed.
 const TIDY: Duration = Duration::from_secs(5);
+
+/// Interval of looks for room while too much waits.
+const ROOM_LOOK: Duration = Duration::from_millis(50);
+
+/// The part of the wait limit after which a store that stores nothing of too much that waits counts as stuck.
+const STUCK_PART: u32 = 5;
 
 /// The greatest body of one part of a commit, in bytes.
 const MAX_PART: usize = OBJECT_BYTES;
@@ -38,7 +44,10 @@ impl BucketShared {
         above: Lsn,
         commit: &Commit<'_>,
     ) -> Result<Lsn, JournalError> {
-        let mut state = lock(&self.state);
+        let mut state = match kind {
+            RecordKind::Commit => self.lock_with_room(),
+            _ => lock(&self.state),
+        };
         self.check_open(&state)?;
         let lsn = state.last.max(above) + 1;
         let mut places = Vec::with_capacity(1);
@@ -74,6 +83,31 @@ impl BucketShared {
         self.add(RecordKind::Adoption, above, &Commit::new(time_ms, shards, &slices, MAX_PART)?)
     }
 
+    /// Locks the state, once there is room for a commit, or the store does not make any.
+    fn lock_with_room(&self) -> MutexGuard<'_, BucketState> {
+        let mut state = lock(&self.state);
+        let begun = std::time::Instant::now();
+        while self.makes_room(&state) && begun.elapsed() < self.options.wait_limit {
+            let waited = self.progress.wait_timeout(state, ROOM_LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    /// Returns true if too much waits, and the store, which has stored something lately, is taking it.
+    fn makes_room(&self, state: &BucketState) -> bool {
+        let is_open = !state.closed && self.failed.get().is_none();
+        is_open && state.waiting >= self.options.max_waiting && !self.is_stuck(state)
+    }
+
+    /// Returns true if the store takes nothing any more: it has failed, or not stored anything of what waits for a part
+    /// of the limit.
+    fn is_stuck(&self, state: &BucketState) -> bool {
+        let since = state.oldest().map_or(Duration::ZERO, |since| since.elapsed());
+        let quiet = since.min(state.landed_at.elapsed());
+        state.trouble.is_some() || quiet >= self.options.wait_limit / STUCK_PART
+    }
+
     /// Refuses a commit before any change.
     pub(super) fn check_open(&self, state: &BucketState) -> Result<(), JournalError> {
         self.check_failed()?;
@@ -81,7 +115,8 @@ impl BucketShared {
             return Err(JournalError::Closed);
         }
         let waited = state.oldest().map_or(Duration::ZERO, |since| since.elapsed());
-        if waited >= self.wait_limit(state) || state.waiting >= self.options.max_waiting {
+        let is_full = state.waiting >= self.options.max_waiting && self.is_stuck(state);
+        if waited >= self.wait_limit(state) || is_full {
             return Err(self.away_error(state));
         }
         Ok(())

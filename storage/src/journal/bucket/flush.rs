@@ -330,6 +330,7 @@ impl BucketShared {
     /// become durable, which proves that no fence was put before.
     fn landed(&self, at: Position, since: BootTime) {
         let mut state = lock(&self.state);
+        state.landed_at = Instant::now();
         if state.trouble.take().is_some() {
             tracing::info!(place = %self.place, "the journal's store answers again");
         }

@@ -163,6 +163,8 @@ struct BucketState {
     deleting: bool,
     /// Time of the last put.
     put_at: Instant,
+    /// Time at which an object was stored last.
+    landed_at: Instant,
     /// The store's error in the last failed attempt.
     trouble: Option<String>,
     /// True if no more appends are accepted.

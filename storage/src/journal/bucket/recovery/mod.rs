@@ -558,6 +558,7 @@ impl BucketRecovery {
             doomed: self.garbage,
             deleting: false,
             put_at: Instant::now(),
+            landed_at: Instant::now(),
             trouble: None,
             closed: false,
             released: false,

@@ -243,7 +243,8 @@ fn no_more_is_taken_than_may_wait() {
     runtime().block_on(async {
         let sim = Sim::new(8);
         let client = sim.client(0);
-        let options = BucketOptions { max_waiting: 1000, ..options(SyncMode::Always) };
+        let wait_limit = Duration::from_millis(500);
+        let options = BucketOptions { max_waiting: 1000, wait_limit, ..options(SyncMode::Always) };
         let recovery = BucketJournal::recover(place(&client), options).await.unwrap();
         let journal = Running::start(recovery).await.unwrap();
         client.paused.shut(true);
@@ -259,6 +260,26 @@ fn no_more_is_taken_than_may_wait() {
         client.paused.shut(false);
         journal.until_durable(taken).await;
         journal.append(&[0], &[7; 200]).unwrap();
+        journal.kill();
+    });
+}
+
+#[test]
+fn commits_wait_for_room_while_the_store_takes_them() {
+    runtime().block_on(async {
+        let sim = Sim::new(9);
+        let client = sim.client(0);
+        client.pace.store(5_000, Ordering::SeqCst);
+        let options = BucketOptions { max_waiting: 1000, ..options(SyncMode::EverySec) };
+        let recovery = BucketJournal::recover(place(&client), options).await.unwrap();
+        let journal = Running::start(recovery).await.unwrap();
+        let shared = journal.shared.clone();
+        let appending = tokio::task::spawn_blocking(move || {
+            (0..100).map(|ms| shared.append(ms, &[0], &[&[7; 200]])).collect::<Result<Vec<_>, _>>()
+        });
+        let lsns = appending.await.unwrap().unwrap();
+        assert_eq!(lsns, (1..=100).collect::<Vec<_>>());
+        journal.until_durable(100).await;
         journal.kill();
     });
 }
