@@ -152,7 +152,7 @@ impl Lease {
         self.changed.notify_waiters();
     }
 
-    async fn until_it_holds(&self) -> Result<(), Unconfirmed> {
+    pub(crate) async fn until_it_holds(&self) -> Result<(), Unconfirmed> {
         loop {
             let changed = self.changed.notified();
             if self.holds() {

@@ -19,7 +19,7 @@ use crate::engine::{Closed, Engine, Turn};
 use crate::journal::{HoldId, Journal, Lsn, Record};
 use crate::materialise::write_cut;
 use crate::shard::{Reopen, Reopened, Shard};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,9 @@ const PIECE_BYTES: usize = 8 << 20;
 
 /// Time limit for closing the old engine.
 const CLOSING: Duration = Duration::from_secs(5);
+
+/// How long the lease on the data may take to be renewed before an engine in a bucket is opened again.
+const CLAIMING: Duration = Duration::from_secs(5);
 
 /// A hold that keeps records in the journal as long as it lives.
 struct ReplayHold {
@@ -66,6 +69,9 @@ impl Reopen {
         let old = self.engine.clone();
         // The old engine has failed: errors of its closing do not matter, but its tasks must end.
         let _ = tokio::time::timeout(CLOSING, old.close()).await;
+        if self.engine.is_remote() {
+            self.claim().await?;
+        }
         let engine = self.engine.open_again().await?;
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
         let control = Control::read(&rows).map_err(anyhow::Error::msg)?;
@@ -102,6 +108,18 @@ impl Reopen {
         self.engine.replace(&engine);
         *turn = Turn { lsn: self.handed, ..Turn::default() };
         Ok(reopened)
+    }
+
+    /// Lets the engine be opened again only if no other process has opened it since. Its epoch is read first: a
+    /// successor opens no engine as long as the lease holds, so if it holds behind that, the epoch is this process's.
+    async fn claim(&self) -> Result<()> {
+        let epoch = Engine::writer_epoch(self.engine.place()).await?;
+        if let Some(lease) = self.journal.lease() {
+            let held = tokio::time::timeout(CLAIMING, lease.until_it_holds()).await;
+            ensure!(matches!(held, Ok(Ok(()))), "another process may have the data by now");
+        }
+        self.engine.claim_after(epoch);
+        Ok(())
     }
 
     /// Gives an engine the records of the old one that it lacks.

@@ -1,6 +1,7 @@
 //! The new owner of a shard has all keys, whatever becomes of the rows that its former owner has left at the end.
 
 use super::seat_tests::{KEYS, TestServer};
+use crate::control::incomplete_row;
 use crate::engine::Closed;
 use crate::place::Place;
 use crate::place::sim::{Client, Sim};
@@ -48,6 +49,16 @@ async fn check(server: &mut TestServer, new: &[u64], at: &str) {
     }
 }
 
+/// Has the engine of the shard close itself: its rows are lost.
+async fn break_engine(client: &Client, server: &TestServer) {
+    let engine = server.partition.shards[&SHARD].engine().clone();
+    engine.write(vec![incomplete_row()]).await.unwrap();
+    client.breaks.store(true, Ordering::SeqCst);
+    assert!(engine.flush().await.is_err());
+    assert_eq!(engine.closed(), Some(Closed::Failed));
+    client.breaks.store(false, Ordering::SeqCst);
+}
+
 /// What says that the filter of keys is whole is deleted before a key is created that it lacks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_filter_that_a_former_owner_has_stored_hides_no_later_key() {
@@ -78,17 +89,36 @@ async fn nor_does_it_if_the_engine_was_opened_again() {
         owner.put(*n, n + 1).await.unwrap();
     }
     assert!(owner.sync().await);
-    let engine = owner.partition.shards[&SHARD].engine().clone();
-    client.breaks.store(true, Ordering::SeqCst);
-    assert!(engine.flush().await.is_err(), "its rows are lost");
-    assert_eq!(engine.closed(), Some(Closed::Failed));
-    client.breaks.store(false, Ordering::SeqCst);
-    let plan = owner.partition.reopen(SHARD).unwrap();
-    let reopened = plan.run().await.unwrap();
-    owner.partition.reopened(SHARD, reopened);
+    for n in &new {
+        break_engine(&client, &owner).await;
+        let plan = owner.partition.reopen(SHARD).unwrap();
+        let reopened = plan.run().await.unwrap();
+        owner.partition.reopened(SHARD, reopened);
+        owner.put(*n, n + 1).await.unwrap();
+        assert!(owner.sync().await);
+    }
     owner.flush(SHARD).await;
     check(&mut owner, &new, "opened again").await;
     client.die();
     taken_over(&mut former, &owner).await;
     check(&mut former, &new, "taken over").await;
+}
+
+/// Its engine belongs to the successor by now, who goes on with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_server_that_was_taken_over_opens_no_engine_again() {
+    let sim = Sim::new(9);
+    let (client, mut former, mut owner) = given(&sim).await;
+    break_engine(&client, &owner).await;
+    taken_over(&mut former, &owner).await;
+    let plan = owner.partition.reopen(SHARD).unwrap();
+    let refused = plan.run().await.unwrap_err();
+    assert!(format!("{refused:#}").contains("another process may have the data"), "{refused:#}");
+    let new = new_keys(&former);
+    for n in &new {
+        former.put(*n, n + 1).await.unwrap();
+    }
+    assert!(former.sync().await);
+    former.flush(SHARD).await;
+    check(&mut former, &new, "by the successor").await;
 }

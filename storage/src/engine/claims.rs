@@ -34,11 +34,15 @@ impl Engine {
         Ok(manifest.map_or(0, |manifest| manifest.writer_epoch()))
     }
 
-    /// Lets this process open the engine again only if nobody else has since it was opened here, up to
-    /// [`replace`](Self::replace).
+    /// Lets this process open the engine again only if nobody else has since it was opened here.
     pub(crate) fn claim_unless_taken(&self) {
         // Once it knows of a greater one, the engine is closed.
-        *self.next_claim() = Claim::After(self.db().manifest().writer_epoch());
+        self.claim_after(self.db().manifest().writer_epoch());
+    }
+
+    /// Lets this process open the engine again only if it has this writer epoch then.
+    pub(crate) fn claim_after(&self, epoch: u64) {
+        *self.next_claim() = Claim::After(epoch);
     }
 
     pub(super) fn next_claim(&self) -> MutexGuard<'_, Claim> {

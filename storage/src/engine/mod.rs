@@ -238,9 +238,6 @@ impl Engine {
     /// Makes all copies of this engine use another one in its place. The caller must have the turn.
     pub(crate) fn replace(&self, by: &Self) {
         let new = by.opened();
-        if let Claim::Owner = self.how.claim {
-            *self.next_claim() = Claim::Owner;
-        }
         *self.opened.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
