@@ -31,7 +31,8 @@ const NOT_HERE: &str = "the shard is not here";
 
 const ENDING: &str = "the server is shutting down";
 
-const NOT_STORED: &str = "its rows cannot be stored in time: the disk is full, or busy";
+const NOT_STORED: &str =
+    "its rows cannot be stored in time: the disk is full or busy, or the bucket does not answer";
 
 /// Why nothing waits behind a long script.
 const SCRIPT: &str = "a script or a function runs: end it first, or wait";

@@ -109,7 +109,12 @@ impl EngineOpener {
         };
         let (cache, upkeep) = (self.cache_of(id), self.upkeep_of(home));
         let opened = Engine::claim(&place, cache, self.clock.clone(), &upkeep, claim).await;
-        opened.with_context(|| format!("shard {id} ({shard})"))
+        opened.with_context(|| match home.is_split_off() {
+            true => format!(
+                "shard {id} ({shard}), which may read files of the shard that it was split from"
+            ),
+            false => format!("shard {id} ({shard})"),
+        })
     }
 
     /// Opens the engines of all shards of one server concurrently.
