@@ -82,7 +82,7 @@ impl ShardSplitter {
         let origin = PartOrigin { shard: plan.shard, epoch: self.epoch };
         let divided = manifest.clone().split(plan, Some(origin));
         let new = divided.homes()[usize::from(plan.into)].engine_place(&self.store);
-        let undone = Undoing { manifest, new: new.clone() };
+        let undone = Undoing { manifest, new };
         let made =
             self.clone().make_in_bucket(engine.place().clone(), plan.clone(), divided.clone());
         let mut making: Making = tokio::spawn(made);
