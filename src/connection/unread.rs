@@ -73,7 +73,7 @@ impl Unread {
             ClientMemory::Bytes(bytes) if bytes != 0 && !spared => self.len as u64 <= bytes,
             ClientMemory::Percent(_) if !spared => self.len as u64 <= CLIENTS.limit().all,
             _ => {
-                let left = CLIENTS.left_of_half();
+                let left = CLIENTS.left_of_half(spared);
                 more <= left && self.len.saturating_add(more) <= left.max(MAX_UNREAD)
             }
         }

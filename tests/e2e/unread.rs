@@ -130,6 +130,37 @@ fn with_a_limit_for_clients_one_that_does_not_read_is_closed() {
     assert_eq!(unread(&mut client), 0);
 }
 
+#[test]
+fn with_a_limit_for_clients_one_that_is_spared_may_still_read_late() {
+    let server = start(&["--maxmemory-clients", "1", "--memory-budget", "64mb"]);
+    let mut client = server.client();
+    redis::cmd("CLIENT").arg("NO-EVICT").arg("ON").exec(&mut client).expect("spared");
+    let mut lazy = connect(&server);
+    lazy.write_all(b"CLIENT NO-EVICT ON\r\nCLIENT SETNAME lazy\r\n").expect("sent");
+    lazy.write_all(&b"GET k\r\n".repeat(1500)).expect("sent");
+    let deadline = Instant::now() + PATIENCE;
+    while unread(&mut client) < 4 << 20 {
+        assert!(Instant::now() < deadline, "{} bytes are kept", unread(&mut client));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut replies = vec![0; 2 * "+OK\r\n".len() + 1500 * REPLY];
+    lazy.read_exact(&mut replies).expect("all replies");
+    // As any other client that keeps replies, it is closed when it is spared no longer.
+    lazy.write_all(&b"GET k\r\n".repeat(1500)).expect("sent");
+    lazy.write_all(b"CLIENT NO-EVICT OFF\r\n").expect("sent");
+    let is_there = |client: &mut redis::Connection| {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
+        list.contains(" name=lazy ")
+    };
+    while is_there(&mut client) {
+        assert!(Instant::now() < deadline, "it stays, with {} bytes", unread(&mut client));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut rest = Vec::new();
+    let _ = lazy.read_to_end(&mut rest);
+    assert!(rest.len() < 1500 * REPLY, "it was closed before it had read all");
+}
+
 /// Reads all replies, in a moment.
 fn read_later(mut socket: TcpStream) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {

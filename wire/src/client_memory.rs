@@ -85,11 +85,11 @@ impl Account {
         limit != 0 && self.taken.load(Ordering::Relaxed) > limit
     }
 
-    /// Returns the bytes that are left of half of the limit of all. Without a limit, it is that of the
-    /// replies to clients that are never closed for their memory.
+    /// Returns the bytes that are left of half of the limit of all. Without a limit, or if `is_spared`, it
+    /// is that of the replies to clients that are never closed for their memory.
     #[must_use]
-    pub fn left_of_half(&self) -> usize {
-        let limit = match self.limits_of(false).0 {
+    pub fn left_of_half(&self, is_spared: bool) -> usize {
+        let limit = match self.limits_of(is_spared).0 {
             0 => self.limits_of(true).0,
             limit => limit,
         };
@@ -207,13 +207,13 @@ mod tests {
     fn half_of_the_limit_is_left_or_of_that_of_spared_replies() {
         let account = Account::new();
         account.change(0, 30);
-        assert_eq!(account.left_of_half(), 0);
+        assert_eq!((account.left_of_half(false), account.left_of_half(true)), (0, 0));
         account.set_limit(Limit { all: 0, single: 0 }, WIDE);
-        assert_eq!(account.left_of_half(), 20);
+        assert_eq!((account.left_of_half(false), account.left_of_half(true)), (20, 20));
         account.set_limit(Limit { all: 80, single: 80 }, WIDE);
-        assert_eq!(account.left_of_half(), 10);
+        assert_eq!((account.left_of_half(false), account.left_of_half(true)), (10, 20));
         account.change(0, 30);
-        assert_eq!(account.left_of_half(), 0);
+        assert_eq!((account.left_of_half(false), account.left_of_half(true)), (0, 0));
     }
 
     #[test]

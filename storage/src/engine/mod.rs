@@ -486,6 +486,7 @@ impl How {
             .with_settings(settings)
             .with_gc_builder(collector)
             .with_sst_block_size(BLOCK)
+            .with_filter_policies(settings::level0_filters())
             .with_compactor_builder(compactor)
             .with_metrics_recorder(meters.clone())
             .with_db_cache(self.cache.clone(), self.cache_id)

@@ -4,11 +4,14 @@
 //! a load of many writes, reads would be slow for minutes although nobody waits for the merges. So
 //! while threads of the server wait for a CPU, merges get just the part of the time that the writers
 //! need: the bytes that engines take lately, times the work that each of them makes, divided by the
-//! rate of the merges themselves. They get more, and at last all of the time, while many files of
-//! level 0 wait. If nobody waits for a CPU, they run all the time.
+//! rate of the merges themselves. They get a multiple of that while many files of level 0 wait, so that
+//! these become fewer while writers go on, and at last all of the time, before an engine cannot flush.
+//! Files that no writer adds to can wait: each costs a read little. If nobody waits for a CPU, merges run
+//! all the time.
 //!
 //! A merge is slowed where it reads its sources ([`PacedStore`]): after each stretch of work it
-//! pauses.
+//! pauses, and all merges of the node with it. So the part of the time is that of all together, however
+//! many shards there are.
 
 use crate::place::Guarded;
 use async_trait::async_trait;
@@ -19,6 +22,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
 };
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,18 +33,27 @@ use std::time::{Duration, Instant};
 const CROWDED: f64 = 0.1;
 
 /// Least part of the time that merges run: the space of replaced rows must be freed at some time.
-const LEAST: f64 = 0.15;
+const LEAST: f64 = 0.06;
 
 /// Bytes that merges read for a byte that an engine takes: once from level 0, once or twice from
 /// upper runs, three times into the last run; and as much again, to be on the safe side.
 const WORK: f64 = 10.0;
 
-/// Use of the room for files of level 0 from which on merges get more time, and all of it.
+/// Use of the room for files of level 0 from which on merges get more than the writers need, and
+/// [`CATCHING_UP`] times as much.
 const LEVEL0: (f64, f64) = (0.1, 0.3);
+const CATCHING_UP: f64 = 4.0;
 
-/// Interval at which the pace is adapted, and time in which the measured rates follow a change.
+/// Use of that room from which on merges get more time whatever writers need, and all of it.
+const LEVEL0_CROWDED: (f64, f64) = (0.6, 0.8);
+
+/// Interval at which the pace is adapted, and the looks over which the writers' rate is measured: the rows
+/// of a hand-over come at once, and when writers end, merges give way soon after that.
 const LOOK: Duration = Duration::from_millis(200);
-const MEASURED_OVER_S: f64 = 1.0;
+const INFLOW_LOOKS: usize = 3;
+
+/// Seconds in which the measured rate of merges follows a change.
+const MERGING_OVER_S: f64 = 1.0;
 
 /// Factors by which the part of the time changes at each look.
 const SLOWER: f64 = 0.5;
@@ -66,14 +79,23 @@ pub struct MergePace {
     /// Microseconds for which merges ran.
     ran_us: AtomicU64,
     control: Mutex<PaceState>,
+    work: tokio::sync::Mutex<Stretch>,
+}
+
+/// The work of all merges since their last pause.
+#[derive(Debug)]
+struct Stretch {
+    since: Instant,
+    /// The pause that is due.
+    due: Duration,
 }
 
 /// State of the adaptation.
 #[derive(Debug)]
 struct PaceState {
-    looked: Option<Instant>,
-    /// The counters at the last look.
-    taken: u64,
+    /// The last looks, and what engines had taken then; the newest one is last.
+    looks: VecDeque<(Instant, u64)>,
+    /// The other counters at the last look.
     read: u64,
     ran_us: u64,
     /// Bytes per second that engines take lately, and that a running merge reads.
@@ -85,8 +107,7 @@ struct PaceState {
 impl Default for MergePace {
     fn default() -> Self {
         let control = PaceState {
-            looked: None,
-            taken: 0,
+            looks: VecDeque::with_capacity(INFLOW_LOOKS),
             read: 0,
             ran_us: 0,
             inflow: 0.0,
@@ -99,6 +120,7 @@ impl Default for MergePace {
             read: AtomicU64::default(),
             ran_us: AtomicU64::default(),
             control: Mutex::new(control),
+            work: tokio::sync::Mutex::new(Stretch { since: Instant::now(), due: Duration::ZERO }),
         }
     }
 }
@@ -124,7 +146,8 @@ impl MergePace {
     /// commands waits for a CPU, and the greatest use of an engine's room for files of level 0.
     pub fn adapt(&self, now: Instant, cpu_wait: f64, level0_use: f64) {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        if control.looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK) {
+        let looked = control.looks.back().map(|(at, _)| now.saturating_duration_since(*at));
+        if looked.is_some_and(|passed| passed < LOOK) {
             return;
         }
         let counters = [&self.taken, &self.read, &self.ran_us].map(|n| n.load(Ordering::Relaxed));
@@ -134,26 +157,45 @@ impl MergePace {
     }
 
     /// Returns the pause after a stretch of work.
-    fn pause(&self, ran: Duration) -> Duration {
+    fn pause_after(&self, ran: Duration) -> Duration {
         ran.mul_f64(1.0 / self.share().max(LEAST) - 1.0)
+    }
+
+    /// Notes the work since the last read of any merge, and pauses if it is time. Other merges wait
+    /// meanwhile, too.
+    async fn pause(&self) {
+        let mut work = self.work.lock().await;
+        let ran = work.since.elapsed().min(STRETCH);
+        self.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
+        work.due += self.pause_after(ran);
+        if work.due >= LEAST_PAUSE {
+            tokio::time::sleep(std::mem::take(&mut work.due)).await;
+        }
+        work.since = Instant::now();
     }
 }
 
 impl PaceState {
     fn measure(&mut self, now: Instant, [taken, read, ran_us]: [u64; 3]) {
-        let passed = self.looked.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());
-        if passed > 0.0 {
-            let part = passed.min(MEASURED_OVER_S) / MEASURED_OVER_S;
-            let inflow = (taken - self.taken) as f64 / passed;
-            self.inflow += (inflow - self.inflow) * part;
+        if let Some((begin, before)) = self.looks.front() {
+            let passed = now.saturating_duration_since(*begin).as_secs_f64();
+            self.inflow = taken.saturating_sub(*before) as f64 / passed.max(LOOK.as_secs_f64());
+        }
+        if let Some((at, _)) = self.looks.back() {
             let ran = (ran_us - self.ran_us) as f64 / 1e6;
             if ran > 0.0 {
+                let passed = now.saturating_duration_since(*at).as_secs_f64();
                 let merging = (read - self.read) as f64 / ran;
                 let before = self.merging.unwrap_or(merging);
+                let part = passed.min(MERGING_OVER_S) / MERGING_OVER_S;
                 self.merging = Some(before + (merging - before) * part);
             }
         }
-        (self.looked, self.taken, self.read, self.ran_us) = (Some(now), taken, read, ran_us);
+        if self.looks.len() == INFLOW_LOOKS {
+            self.looks.pop_front();
+        }
+        self.looks.push_back((now, taken));
+        (self.read, self.ran_us) = (read, ran_us);
     }
 
     fn adapt(&mut self, cpu_wait: f64, level0_use: f64) -> f64 {
@@ -172,8 +214,9 @@ impl PaceState {
             Some(merging) if merging > 0.0 => WORK * self.inflow / merging,
             _ => self.inflow,
         };
-        let for_level0 = (level0_use - LEVEL0.0) / (LEVEL0.1 - LEVEL0.0);
-        for_writers.max(for_level0).clamp(LEAST, 1.0)
+        let part = |(from, to): (f64, f64)| ((level0_use - from) / (to - from)).clamp(0.0, 1.0);
+        let catching_up = 1.0 + (CATCHING_UP - 1.0) * part(LEVEL0);
+        (for_writers * catching_up).max(part(LEVEL0_CROWDED)).clamp(LEAST, 1.0)
     }
 }
 
@@ -182,36 +225,13 @@ impl PaceState {
 pub(super) struct PacedStore {
     inner: Arc<Guarded>,
     pace: Arc<MergePace>,
-    work: tokio::sync::Mutex<Stretch>,
     /// Time of the last line about an error.
     told: Mutex<Option<Instant>>,
 }
 
-/// The work of an engine's merges since their last pause.
-#[derive(Debug)]
-struct Stretch {
-    since: Instant,
-    /// The pause that is due.
-    due: Duration,
-}
-
 impl PacedStore {
     pub(super) fn new(inner: Arc<Guarded>, pace: Arc<MergePace>) -> Self {
-        let work = Stretch { since: Instant::now(), due: Duration::ZERO };
-        Self { inner, pace, work: tokio::sync::Mutex::new(work), told: Mutex::default() }
-    }
-
-    /// Notes the work since the last read, and pauses if it is time. Other merges of the engine wait
-    /// meanwhile, too.
-    async fn pause(&self) {
-        let mut work = self.work.lock().await;
-        let ran = work.since.elapsed().min(STRETCH);
-        self.pace.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
-        work.due += self.pace.pause(ran);
-        if work.due >= LEAST_PAUSE {
-            tokio::time::sleep(std::mem::take(&mut work.due)).await;
-        }
-        work.since = Instant::now();
+        Self { inner, pace, told: Mutex::default() }
     }
 
     /// Counts the bytes of a read, or logs its error.
@@ -244,14 +264,14 @@ impl ObjectStore for PacedStore {
         if !has_rows {
             return self.inner.get_opts(location, options).await;
         }
-        self.pause().await;
+        self.pace.pause().await;
         let result = self.inner.get_opts(location, options).await;
         self.note(&result, |result| result.range.end.saturating_sub(result.range.start));
         result
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.pause().await;
+        self.pace.pause().await;
         let parts = self.inner.get_ranges(location, ranges).await;
         self.note(&parts, |parts| parts.iter().map(|part| part.len() as u64).sum());
         parts
@@ -349,17 +369,48 @@ mod tests {
         let share = look(&pace, &mut at, 60, Rates { inflow: 12e6, ..READS });
         assert!((share - 0.4).abs() < 0.02, "{share}");
         assert_eq!(look(&pace, &mut at, 60, Rates { inflow: 60e6, ..READS }), 1.0);
-        // The writers end.
-        let share = look(&pace, &mut at, 60, READS);
+        // The writers end, and some looks later their rows are merged in the least time.
+        let looks = INFLOW_LOOKS as u32 + 4;
+        let share = look(&pace, &mut at, looks, READS);
         assert!((share - LEAST).abs() < 0.01, "{share}");
     }
 
     #[test]
-    fn merges_get_all_of_the_time_while_level_0_is_full() {
+    fn rows_that_come_at_once_count_for_some_looks() {
         let (pace, mut at) = (MergePace::default(), Instant::now());
-        let share = look(&pace, &mut at, 10, Rates { level0_use: 0.2, ..READS });
+        look(&pace, &mut at, 20, READS);
+        // Twelve million bytes a second on average, as above, but not at each look.
+        let shares: Vec<f64> = (0..20)
+            .map(|n| {
+                let inflow = if n % INFLOW_LOOKS == 0 { 12e6 * INFLOW_LOOKS as f64 } else { 0.0 };
+                look(&pace, &mut at, 1, Rates { inflow, ..READS })
+            })
+            .skip(10)
+            .collect();
+        assert!(shares.iter().all(|share| (share - 0.4).abs() < 0.02), "{shares:?}");
+    }
+
+    #[test]
+    fn merges_catch_up_with_writers_while_files_of_level_0_wait() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        // Six million bytes a second need a fifth of the time.
+        let writes = Rates { inflow: 6e6, ..READS };
+        let shares = [0.05, 0.1, 0.2, 0.3].map(|level0_use| {
+            let share = look(&pace, &mut at, 60, Rates { level0_use, ..writes });
+            (share * 100.0).round()
+        });
+        assert_eq!(shares, [20.0, 20.0, 50.0, 80.0]);
+        // Nobody waits for those that reads leave behind.
+        let share = look(&pace, &mut at, 60, Rates { level0_use: 0.5, ..READS });
+        assert!((share - LEAST).abs() < 0.01, "{share}");
+    }
+
+    #[test]
+    fn merges_get_all_of_the_time_before_an_engine_cannot_flush() {
+        let (pace, mut at) = (MergePace::default(), Instant::now());
+        let share = look(&pace, &mut at, 10, Rates { level0_use: 0.7, ..READS });
         assert!((share - 0.5).abs() < 0.01, "{share}");
-        assert_eq!(look(&pace, &mut at, 10, Rates { level0_use: 0.3, ..READS }), 1.0);
+        assert_eq!(look(&pace, &mut at, 10, Rates { level0_use: 0.8, ..READS }), 1.0);
     }
 
     #[test]
@@ -379,8 +430,7 @@ mod tests {
         runtime.block_on(store.put(&path, vec![7; 1000].into())).unwrap();
         let read = |share| {
             pace.share.store(share, Ordering::Relaxed);
-            runtime
-                .block_on(async { store.work.lock().await.since = Instant::now() - 2 * STRETCH });
+            runtime.block_on(async { pace.work.lock().await.since = Instant::now() - 2 * STRETCH });
             let begun = Instant::now();
             let bytes = runtime.block_on(store.get_range(&path, 100..400)).unwrap();
             assert_eq!(bytes.len(), 300);
@@ -397,13 +447,39 @@ mod tests {
     }
 
     #[test]
+    fn the_merges_of_all_engines_pause_together() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let pace = Arc::new(MergePace::default());
+        let store = || {
+            let inner = Guarded::new(Arc::new(object_store::memory::InMemory::new()), true);
+            PacedStore::new(Arc::new(inner), pace.clone())
+        };
+        let (one, other, path) = (store(), store(), Path::from("a.sst"));
+        runtime.block_on(async {
+            for store in [&one, &other] {
+                store.put(&path, vec![7; 1000].into()).await.unwrap();
+            }
+            pace.share.store(250, Ordering::Relaxed);
+            pace.work.lock().await.since = Instant::now() - 2 * STRETCH;
+            let begun = Instant::now();
+            let read = async |store: &PacedStore| {
+                store.get_range(&path, 0..10).await.unwrap();
+                begun.elapsed()
+            };
+            let (first, second) = tokio::join!(read(&one), read(&other));
+            // The other one has not worked, and yet waits for the pause of the first one.
+            assert!(first >= 3 * STRETCH && second >= 3 * STRETCH, "{first:?}, {second:?}");
+        });
+    }
+
+    #[test]
     fn a_pause_is_as_long_as_the_share_asks_for() {
         let pace = MergePace::default();
-        assert_eq!(pace.pause(STRETCH), Duration::ZERO);
+        assert_eq!(pace.pause_after(STRETCH), Duration::ZERO);
         pace.share.store(250, Ordering::Relaxed);
-        assert_eq!(pace.pause(STRETCH), 3 * STRETCH);
+        assert_eq!(pace.pause_after(STRETCH), 3 * STRETCH);
         // A share is never so small that a merge would stand still.
         pace.share.store(0, Ordering::Relaxed);
-        assert!(pace.pause(STRETCH) < 7 * STRETCH);
+        assert!(pace.pause_after(STRETCH) < STRETCH.mul_f64(1.0 / LEAST));
     }
 }

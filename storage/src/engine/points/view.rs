@@ -67,8 +67,14 @@ impl FileView {
 
     /// Looks for the newest row of a key.
     pub(super) fn find(&self, key: &[u8], access: Access, buffer: &mut Vec<u8>) -> Sought {
-        let mut hash = None;
+        let hash = bloom::hash(key);
         for run in &self.runs {
+            // After many writes level 0 has dozens of files, and most of them have nothing of the key.
+            if let [file] = run.as_slice()
+                && file.lacks(hash)
+            {
+                continue;
+            }
             let end = run.partition_point(|file| *file.first <= *key);
             let Some(mut begin) = end.checked_sub(1) else { continue };
             while begin > 0 && *run[begin - 1].last >= *key {
@@ -76,9 +82,7 @@ impl FileView {
             }
             for file in run[begin..end].iter().filter(|file| *file.last >= *key) {
                 let Some(open) = &file.open else { return Sought::Elsewhere };
-                if let Some(filter) = &file.filter
-                    && !filter.may_have(*hash.get_or_insert_with(|| bloom::hash(key)))
-                {
+                if file.lacks(hash) {
                     continue;
                 }
                 match open.find(key, access, buffer) {
@@ -91,5 +95,12 @@ impl FileView {
             }
         }
         Sought::Absent
+    }
+}
+
+impl PlacedFile {
+    /// Returns true if its filter tells that it has no row of a key with this hash.
+    fn lacks(&self, hash: u64) -> bool {
+        self.filter.as_ref().is_some_and(|filter| !filter.may_have(hash))
     }
 }
