@@ -104,7 +104,9 @@ impl Wire<'_> {
             return Ok(());
         }
         let spared = self.client.is(ClientState::NO_EVICT);
-        if self.unread.keep(left, self.worker.settings().maxmemory_clients, spared) {
+        let (workers, limit) =
+            (self.worker.node.shard_workers, self.worker.settings().maxmemory_clients);
+        if self.unread.keep(left, workers, limit, spared) {
             self.client.outbox.set_replies(self.unread.memory());
             return Ok(());
         }

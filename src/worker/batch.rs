@@ -212,6 +212,8 @@ impl BatchReply {
     /// missing ones. `rest`: the commands of those that are still missing.
     pub fn fill(&self, from: usize, later: &mut Self, mut rest: CmdBatch) -> Self {
         let mut whole = Self::default();
+        // Short replies have come in a parcel, which does not say it.
+        whole.bytes.spare(self.bytes.is_spared() || later.bytes.is_spared());
         let mut places = 0..;
         for n in from..self.ends.len() {
             let reply = self.get(n).or_else(|| later.get(places.next()?));

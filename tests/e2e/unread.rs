@@ -30,19 +30,26 @@ fn connect(server: &Server) -> TcpStream {
     socket
 }
 
+/// Returns the reply to CLIENT LIST.
+fn list(client: &mut redis::Connection) -> String {
+    redis::cmd("CLIENT").arg("LIST").query(client).expect("the list")
+}
+
+/// Returns the sum of a field of some clients.
+fn sum<'a>(clients: impl Iterator<Item = &'a str>, field: &str) -> u64 {
+    let fields = clients.flat_map(|line| line.split(' '));
+    let numbers = fields.filter_map(|it| it.strip_prefix(field));
+    numbers.map(|number| number.parse::<u64>().expect("a number")).sum()
+}
+
 /// Returns the bytes of unread replies of all clients `lazy`.
 fn unread(client: &mut redis::Connection) -> u64 {
-    let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
-    let lazy = list.lines().filter(|line| line.contains(" name=lazy "));
-    let fields = lazy.filter_map(|line| line.split(' ').find_map(|it| it.strip_prefix("omem=")));
-    fields.map(|bytes| bytes.parse::<u64>().expect("a number")).sum()
+    sum(list(client).lines().filter(|line| line.contains(" name=lazy ")), "omem=")
 }
 
 /// Returns the bytes of unread replies of all clients.
 fn unread_of_all(client: &mut redis::Connection) -> u64 {
-    let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
-    let fields = list.split([' ', '\n']).filter_map(|field| field.strip_prefix("omem="));
-    fields.map(|bytes| bytes.parse::<u64>().expect("a number")).sum()
+    sum(list(client).lines(), "omem=")
 }
 
 #[test]
@@ -131,34 +138,73 @@ fn with_a_limit_for_clients_one_that_does_not_read_is_closed() {
 }
 
 #[test]
-fn with_a_limit_for_clients_one_that_is_spared_may_still_read_late() {
-    let server = start(&["--maxmemory-clients", "1", "--memory-budget", "64mb"]);
+fn with_a_limit_for_clients_those_that_are_spared_may_still_read_late() {
+    let server = start(&["--memory-budget", "64mb", "--workers", "2", "--shards", "2"]);
     let mut client = server.client();
-    redis::cmd("CLIENT").arg("NO-EVICT").arg("ON").exec(&mut client).expect("spared");
-    let mut lazy = connect(&server);
-    lazy.write_all(b"CLIENT NO-EVICT ON\r\nCLIENT SETNAME lazy\r\n").expect("sent");
-    lazy.write_all(&b"GET k\r\n".repeat(1500)).expect("sent");
+    run(&mut client, &["CLIENT", "NO-EVICT", "ON"]);
+    // On both workers, of which one has the key.
+    let mut lazy: Vec<TcpStream> = (0..4).map(|_| connect(&server)).collect();
+    for socket in &mut lazy {
+        socket.write_all(b"CLIENT NO-EVICT ON\r\nCLIENT SETNAME lazy\r\n").expect("sent");
+        socket.read_exact(&mut [0; 2 * "+OK\r\n".len()]).expect("it is spared");
+    }
+    run(&mut client, &["CONFIG", "SET", "maxmemory-clients", "1"]);
+    for socket in &mut lazy {
+        socket.write_all(&b"GET k\r\n".repeat(1500)).expect("sent");
+    }
     let deadline = Instant::now() + PATIENCE;
     while unread(&mut client) < 4 << 20 {
         assert!(Instant::now() < deadline, "{} bytes are kept", unread(&mut client));
         std::thread::sleep(Duration::from_millis(20));
     }
-    let mut replies = vec![0; 2 * "+OK\r\n".len() + 1500 * REPLY];
-    lazy.read_exact(&mut replies).expect("all replies");
-    // As any other client that keeps replies, it is closed when it is spared no longer.
-    lazy.write_all(&b"GET k\r\n".repeat(1500)).expect("sent");
-    lazy.write_all(b"CLIENT NO-EVICT OFF\r\n").expect("sent");
-    let is_there = |client: &mut redis::Connection| {
-        let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("the list");
-        list.contains(" name=lazy ")
-    };
-    while is_there(&mut client) {
-        assert!(Instant::now() < deadline, "it stays, with {} bytes", unread(&mut client));
+    for socket in &mut lazy {
+        socket.read_exact(&mut vec![0; 1500 * REPLY]).expect("all replies");
+    }
+    assert_eq!(info(&mut client, "evicted_clients"), "0");
+    // They are closed as others are when they are spared no longer.
+    for socket in &mut lazy {
+        socket.write_all(&b"GET k\r\n".repeat(200)).expect("sent");
+        socket.write_all(b"CLIENT NO-EVICT OFF\r\n").expect("sent");
+    }
+    while list(&mut client).contains(" name=lazy ") {
+        assert!(Instant::now() < deadline, "they stay, with {} bytes", unread(&mut client));
         std::thread::sleep(Duration::from_millis(20));
     }
-    let mut rest = Vec::new();
-    let _ = lazy.read_to_end(&mut rest);
-    assert!(rest.len() < 1500 * REPLY, "it was closed before it had read all");
+}
+
+#[test]
+fn the_request_that_lowers_the_limit_does_not_count() {
+    for workers in ["1", "2"] {
+        let server = start(&["--memory-budget", "64mb", "--workers", workers, "--shards", "2"]);
+        let mut client = server.client();
+        run(&mut client, &["CLIENT", "NO-EVICT", "ON"]);
+        // Requests whose ends are missing.
+        let begun = |mib: usize| {
+            let mut socket = connect(&server);
+            let head = format!("CLIENT SETNAME {mib}\r\n*2\r\n${}\r\n", mib << 20);
+            let request = [head.into_bytes(), vec![b'v'; mib << 20]].concat();
+            socket.write_all(&request).expect("sent");
+            socket
+        };
+        let _sockets: Vec<TcpStream> = [1, 1, 1, 3, 3, 3].into_iter().map(begun).collect();
+        let deadline = Instant::now() + PATIENCE;
+        let limit = loop {
+            let list = list(&mut client);
+            if sum(list.lines(), "qbuf=") >= 12 << 20 {
+                break sum(list.lines().filter(|line| !line.contains(" name=3 ")), "tot-mem=");
+            }
+            assert!(Instant::now() < deadline, "not all is read: {list}");
+        };
+        run(&mut client, &["CONFIG", "SET", "maxmemory-clients", &limit.to_string()]);
+        let list = loop {
+            let list = list(&mut client);
+            if !list.contains(" name=3 ") {
+                break list;
+            }
+            assert!(Instant::now() < deadline, "they stay: {list}");
+        };
+        assert_eq!(list.matches(" name=1 ").count(), 3, "{workers}: {list}");
+    }
 }
 
 /// Reads all replies, in a moment.

@@ -71,14 +71,15 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         node.apply_repl_ack();
         replication::review_succession(node, &cx.worker.peers).await?;
         if limits {
-            Node::limit_client_memory(&node.config.settings());
-            node.clients.look_again();
             let look = |worker: Rc<Worker>| async move {
                 worker.look_at_data_set();
                 // The evictor has its first turn before the next command.
                 tokio::task::yield_now().await;
             };
             cx.worker.peers.on_all(true, look).await.map_err(|_| "ERR a worker is gone")?;
+            // Not before: other connections would close clients, and count this request, as Valkey does not.
+            Node::limit_client_memory(&node.config.settings());
+            node.clients.look_again();
         }
         cx.out.ok();
         Ok(())

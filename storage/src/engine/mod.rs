@@ -59,8 +59,8 @@ use slatedb::config::{FlushOptions, FlushType, SstBlockSize, WriteOptions};
 use slatedb::db_cache::DbCache;
 use slatedb::manifest::VersionedManifest;
 use slatedb::{
-    CloseReason, CompactorBuilder, Db, GarbageCollectorBuilder, SstReader, VersionedCompactions,
-    WriteBatch,
+    CloseReason, CompactorBuilder, Db, DbBuilder, GarbageCollectorBuilder, SstReader,
+    VersionedCompactions, WriteBatch,
 };
 use std::future::Future;
 use std::ops::{Range, RangeInclusive};
@@ -478,15 +478,11 @@ impl How {
         if upkeep.keep_files.is_none() {
             collector = collector.with_gc_filter(readers.clone());
         }
-        let mut builder = Db::builder(path, store.clone());
-        if let Claim::After(epoch) = self.claim {
-            builder = builder.with_expected_epoch(epoch);
-        }
-        let opening = builder
+        let opening = self
+            .builder(&store)
             .with_settings(settings)
             .with_gc_builder(collector)
             .with_sst_block_size(BLOCK)
-            .with_filter_policies(settings::level0_filters())
             .with_compactor_builder(compactor)
             .with_metrics_recorder(meters.clone())
             .with_db_cache(self.cache.clone(), self.cache_id)
@@ -524,6 +520,16 @@ impl How {
                 limits: self.upkeep.points,
             };
             tokio::spawn(follower.run());
+        }
+    }
+
+    /// Returns the builder of an engine that is opened as it is claimed.
+    fn builder(&self, store: &Arc<Guarded>) -> DbBuilder<Path> {
+        let builder = Db::builder(self.place.root().clone(), store.clone())
+            .with_filter_policies(settings::level0_filters());
+        match self.claim {
+            Claim::After(epoch) => builder.with_expected_epoch(epoch),
+            Claim::Owner => builder,
         }
     }
 
