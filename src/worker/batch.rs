@@ -192,6 +192,8 @@ impl BatchReply {
     /// Replaces the replies by these.
     pub(super) fn set(&mut self, bytes: &[u8], ends: &[(usize, Outcome)]) {
         self.bytes.clear();
+        // It may have been another client's before.
+        self.bytes.spare(false);
         self.bytes.append(bytes);
         self.ends.clear();
         self.ends.extend_from_slice(ends);
