@@ -10,10 +10,9 @@ use std::collections::VecDeque;
 /// have room; its commands wait for more.
 const MAX_UNREAD: usize = 16 << 20;
 
-/// Length in bytes from which on replies are not copied to be kept, [`MAX_REPLIES`] for each worker and this:
-/// they are written from where they are, and the client's commands wait. The replies to many commands are less
-/// at a time, as each worker ends its part when they take [`MAX_REPLIES`], one reply later.
-const LONG_REPLY: usize = MAX_REPLIES;
+/// Length in bytes from which on a reply is not copied to be kept: it is written from where it is, and the
+/// client's commands wait. The replies to many commands are less at a time.
+const LONG_REPLY: usize = 2 * MAX_REPLIES;
 
 /// Least and greatest size of a block of kept replies, in bytes. Its memory is free once it is read.
 const BLOCKS: (usize, usize) = (16 << 10, 1 << 20);
@@ -49,18 +48,11 @@ impl Unread {
         self.blocks.front().map_or(&[], |block| block)
     }
 
-    /// Adds the replies that so many workers have given; returns false if they are too many. `spared`: the
-    /// client is never closed for its memory.
+    /// Adds replies; returns false if they are too many. `spared`: the client is never closed for its
+    /// memory.
     #[must_use]
-    pub(super) fn keep(
-        &mut self,
-        replies: &[u8],
-        workers: usize,
-        limit: ClientMemory,
-        spared: bool,
-    ) -> bool {
-        let is_long = replies.len() >= workers * MAX_REPLIES + LONG_REPLY;
-        let fits = !is_long && self.fits(replies.len(), limit, spared);
+    pub(super) fn keep(&mut self, replies: &[u8], limit: ClientMemory, spared: bool) -> bool {
+        let fits = self.fits(replies.len(), limit, spared);
         if fits {
             self.push(replies);
             self.taken.set(self.memory);
@@ -73,6 +65,9 @@ impl Unread {
     /// most half of what clients may. One client gets [`MAX_UNREAD`] of that, and beyond it no more than
     /// it leaves to the others.
     fn fits(&self, more: usize, limit: ClientMemory, spared: bool) -> bool {
+        if more >= LONG_REPLY {
+            return false;
+        }
         match limit {
             // Beyond the limit, those that take most are closed.
             ClientMemory::Bytes(bytes) if bytes != 0 && !spared => self.len as u64 <= bytes,
@@ -125,7 +120,7 @@ mod tests {
         let mut expected = Vec::new();
         for n in 0..3_000_u32 {
             let reply = vec![n as u8; 1 + n as usize];
-            assert!(unread.keep(&reply, 1, ClientMemory::Bytes(1 << 30), false));
+            assert!(unread.keep(&reply, ClientMemory::Bytes(1 << 30), false));
             expected.extend(reply);
         }
         assert_eq!(unread.len(), expected.len());
@@ -144,21 +139,18 @@ mod tests {
     #[test]
     fn an_explicit_limit_bounds_the_replies_of_one_client() {
         let mut unread = Unread::default();
-        assert!(unread.keep(&[1; 60_000], 1, ClientMemory::Bytes(100_000), false));
+        assert!(unread.keep(&[1; 60_000], ClientMemory::Bytes(100_000), false));
         // Now it takes more than the limit, and is to be closed.
-        assert!(unread.keep(&[1; 60_000], 1, ClientMemory::Bytes(100_000), false));
-        assert!(!unread.keep(&[1; 1], 1, ClientMemory::Bytes(100_000), false));
+        assert!(unread.keep(&[1; 60_000], ClientMemory::Bytes(100_000), false));
+        assert!(!unread.keep(&[1; 1], ClientMemory::Bytes(100_000), false));
         assert_eq!(unread.len(), 120_000);
     }
 
     #[test]
-    fn a_long_reply_is_not_kept_and_those_that_workers_gave_together_are() {
-        let replies = vec![1; MAX_REPLIES + 20_000];
-        let (one, two) = (&replies[..], [&replies[..], &replies[..]].concat());
+    fn a_long_reply_is_not_kept_and_those_to_many_commands_are() {
         let mut unread = Unread::default();
-        let mut keep =
-            |it: &[u8], workers| unread.keep(it, workers, ClientMemory::Bytes(1 << 30), false);
-        assert!(keep(one, 1) && keep(&two, 2) && keep(&two, 8));
-        assert!(!keep(&two, 1) && !keep(&vec![1; 3 * MAX_REPLIES], 2));
+        let mut keep = |bytes| unread.keep(&vec![1; bytes], ClientMemory::Bytes(1 << 30), false);
+        assert!(keep(MAX_REPLIES + 20_000) && keep(LONG_REPLY - 1));
+        assert!(!keep(LONG_REPLY));
     }
 }

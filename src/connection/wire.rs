@@ -104,9 +104,7 @@ impl Wire<'_> {
             return Ok(());
         }
         let spared = self.client.is(ClientState::NO_EVICT);
-        let (workers, limit) =
-            (self.worker.node.shard_workers, self.worker.settings().maxmemory_clients);
-        if self.unread.keep(left, workers, limit, spared) {
+        if self.unread.keep(left, self.worker.settings().maxmemory_clients, spared) {
             self.client.outbox.set_replies(self.unread.memory());
             return Ok(());
         }
