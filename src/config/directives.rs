@@ -89,7 +89,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("journal-commit-window-ms", Integer((0, MAX_COMMIT_WINDOW_MS)), "0", "milliseconds for which writes gather before an object is put for them into a journal in a bucket; no effect on a disk"),
     d("handover-interval-ms", Integer((10, 3_600_000)), "30000", "milliseconds between hand-overs of pending rows to the engine"),
     d("journal-segment-size", Memory((MIB, 16 * 1024 * MIB)), "67108864", "bytes of a journal segment").at_start(),
-    d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "4294967296", "bytes of journal at half of which the engine is made to flush; hand-overs come earlier from three eighths on").at_start(),
+    d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "4294967296", "bytes of journal, from three eighths of which on rows are handed over early and the engine is made to flush").at_start(),
     d("journal-archive-retention", Integer((0, 3_153_600_000)), "0", "seconds for which dropped journal segments are kept, so that any moment since a checkpoint can be restored; 0: they are used again").at_start(),
     d("journal-archive-max-size", Memory((0, LONG_MAX)), "10737418240", "bytes of such segments at most; the oldest go first"),
     d("checkpoint-interval", Integer((0, 3_153_600_000)), "0", "seconds between checkpoints; 0: only by BGSAVE and the like"),

@@ -74,6 +74,9 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 /// they hold any lock. Each may have a VM.
 pub const MAX_DETACHED: usize = 8;
 
+/// Number of operations that a start replays in about a second.
+pub(crate) const REPLAYED_OPS_PER_S: u64 = 2_500_000;
+
 /// Minimum memory in bytes for all connections: a few large values in transit.
 const CLIENTS_MIN: u64 = 32 << 20;
 

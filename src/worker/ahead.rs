@@ -190,7 +190,7 @@ impl Ahead {
         if self.keys.len() < 2 {
             return;
         }
-        self.keys.iter().filter(|at| is_own(**at)).for_each(|at| store.warm(db, *at));
+        store.warm(self.keys.iter().filter(|at| is_own(**at)).map(|at| (db, *at)));
         let mut room = ELEMENTS;
         let mut rest = 0..self.len();
         while let Some(first) = rest.next() {

@@ -388,7 +388,7 @@ impl Worker {
     pub(super) fn warm(&self, batch: &CmdBatch) {
         let store = &self.partition.borrow().store;
         let keys = batch.commands.iter().filter_map(|item| Some((item.request.db, item.at?)));
-        keys.for_each(|(db, at)| store.warm(db, at));
+        store.warm(keys);
     }
 
     /// Sends replies now if the rounds that they show are stored, else holds them.

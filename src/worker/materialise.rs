@@ -8,7 +8,8 @@
 
 use super::stall::EngineWatch;
 use super::{LockKey, Worker};
-use flagstone_storage::engine::Engine;
+use crate::node::REPLAYED_OPS_PER_S;
+use flagstone_storage::engine::{Engine, HandOverPace};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::materialise::{hand_over, sweep};
@@ -35,10 +36,11 @@ const HURRIED_AGE: Duration = Duration::from_secs(5);
 
 /// Number of operations that a start replays in about ten seconds. From three eighths of that on,
 /// the journal counts as long, whatever its bytes.
-const REPLAYED_OPS: u64 = 10_000_000;
+const REPLAYED_OPS: u64 = 10 * REPLAYED_OPS_PER_S;
 
-/// The same for the objects of a journal in a bucket, which a successor reads before it serves: it gets a
-/// thousand in about a second.
+/// The same for a journal in a bucket, which a successor reads before it serves: operations, and objects, of
+/// which it gets a thousand in about a second.
+const READ_OPS: u64 = 10_000_000;
 const READ_OBJECTS: u64 = 2048;
 
 /// Age of handed-over rows at which the engine is made to flush.
@@ -83,6 +85,8 @@ pub(super) struct Passes {
     pub(super) ended: Notify,
     /// Shards whose rows are to be flushed as soon as possible, each up to an lsn: others wait for that.
     urged: RefCell<HashMap<u16, Lsn>>,
+    /// How much of the time hand-overs run.
+    pace: Arc<HandOverPace>,
 }
 
 /// Returns a shard that is still here.
@@ -104,6 +108,7 @@ impl Worker {
         loop {
             tokio::time::sleep(PERIOD).await;
             if self.is_stopping() {
+                self.passes.pace.hurry();
                 return;
             }
             self.partition.borrow_mut().observe_flushed();
@@ -172,7 +177,8 @@ impl Worker {
         let due = match shard.age() {
             age if age >= interval => true,
             // At a high write rate the journal, and with it the next start, would become long.
-            age if age >= HURRIED_AGE => journal_eighths >= 3,
+            // Rows that the engine has, and has yet to flush, are as long in the journal: the flush comes first.
+            age if age >= HURRIED_AGE => journal_eighths >= 3 && shard.unflushed_age().is_none(),
             _ => false,
         };
         shard.engine().hurry_if_crowded();
@@ -208,7 +214,7 @@ impl Worker {
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
-        let full = journal_eighths >= 4;
+        let full = journal_eighths >= 3;
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full || urged.is_some()) && !job.flushing => {
                 job.flushing = true;
@@ -225,18 +231,22 @@ impl Worker {
         }
     }
 
-    /// Returns the eighths of its maximum that the journal has, in bytes, operations or objects.
+    /// Returns the eighths of its maximum that the journal has.
     pub(super) fn journal_eighths(&self) -> u64 {
+        (self.journal_use() * 8.0) as u64
+    }
+
+    /// Returns the part of its maximum that the journal has, in bytes, operations or objects.
+    fn journal_use(&self) -> f64 {
         let stats = self.node.journal.stats();
-        let is_remote = self.node.journal.is_remote();
-        let objects = if is_remote { stats.segments as u64 } else { 0 };
+        let (objects, most_ops) = match self.node.journal.is_remote() {
+            true => (stats.segments as u64, READ_OPS),
+            false => (0, REPLAYED_OPS),
+        };
         let most = self.settings().journal_max_size;
-        let parts = [
-            (stats.bytes, most),
-            (self.node.unflushed_ops(), REPLAYED_OPS),
-            (objects, READ_OBJECTS),
-        ];
-        parts.into_iter().map(|(is, most)| is / (most / 8)).max().unwrap_or(0)
+        let parts =
+            [(stats.bytes, most), (self.node.unflushed_ops(), most_ops), (objects, READ_OBJECTS)];
+        parts.into_iter().map(|(is, most)| is as f64 / most as f64).fold(0.0, f64::max)
     }
 
     /// Returns the engine of a shard that is still here.
@@ -250,7 +260,8 @@ impl Worker {
         let Some(engine) = self.engine_of(stay) else { return };
         let mut handed = None;
         while handed.is_none() && engine.closed().is_none() && self.is_here(stay) {
-            let job = hand_over(engine.clone(), self.node.journal.clone(), cut.clone());
+            let (journal, pace) = (self.node.journal.clone(), self.passes.pace.clone());
+            let job = hand_over(engine.clone(), journal, cut.clone(), pace);
             let outcome = match self.node.background.spawn(job).await {
                 Ok(Ok(seq)) => {
                     handed = Some(seq);
@@ -413,6 +424,12 @@ impl Worker {
         self.stats().cpu_wait_permille.store(wait, Ordering::Relaxed);
         if let Some(pace) = self.node.merge_pace() {
             pace.adapt(now, self.node.cpu_wait(), self.node.level0_use());
+        }
+        let is_urged = partition.shards.values().any(|shard| self.urged(shard).is_some());
+        if is_urged || self.node.checkpoints.wants_rows() {
+            self.passes.pace.hurry();
+        } else {
+            self.passes.pace.adapt(now, self.node.cpu_wait(), (pending, self.journal_use()));
         }
         let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;

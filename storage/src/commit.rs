@@ -178,7 +178,7 @@ impl Store {
         let mut spare = std::mem::take(&mut self.spare);
         for (n, key) in keys.iter().enumerate() {
             if n % WARMED == 0 {
-                keys[n..].iter().take(WARMED).for_each(|key| self.warm(key.db, key.at));
+                self.warm(keys[n..].iter().take(WARMED).map(|key| (key.db, key.at)));
             }
             let (generation, shard) = (self.generation(key.db), layout.shard_of(key.at.slot));
             let rows = self.attached().row_generation(generation, shard);

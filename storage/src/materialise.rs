@@ -8,7 +8,7 @@ use crate::control::{
     Generations, applied_rows, counter_prefix, generations_key, no_resolved_row, reaches_row,
 };
 use crate::encoding::{Row, RowKey, prefix_range, row};
-use crate::engine::{BATCH_BYTES, Engine, Swept};
+use crate::engine::{BATCH_BYTES, Engine, HandOverPace, Swept};
 use crate::journal::{Journal, Lsn};
 use crate::latency::{LATENCY, LatencyEvent};
 use crate::pending::{Batch, Pending};
@@ -42,21 +42,27 @@ const SWEEP_STEPS: usize = 16;
 
 /// Hands a cut over and returns the engine's sequence number of its last batch. The same cut may be
 /// handed over again; a cut older than the last is refused, because its values would replace newer
-/// ones.
-pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>) -> Result<u64> {
+/// ones. It pauses between batches as its pace wants.
+pub async fn hand_over(
+    engine: Engine,
+    journal: Arc<dyn Journal>,
+    cut: Arc<Cut>,
+    pace: Arc<HandOverPace>,
+) -> Result<u64> {
     wait_durable(&*journal, cut.lsn).await?;
     let mut turn = engine.turn().await;
     if cut.lsn < turn.lsn {
         bail!("rows up to lsn {} come after those up to {}", cut.lsn, turn.lsn);
     }
     turn.lsn = cut.lsn;
-    write_cut(&engine, cut).await
+    let gather = move |emit: &mut dyn FnMut(Batch)| each_hand_over_batch(&cut, BATCH_ROWS, emit);
+    write_batches(&engine, Some(&*pace), gather).await
 }
 
 /// Writes a cut to an engine that has no other writer, and returns the sequence number of its last
 /// batch.
 pub(crate) async fn write_cut(engine: &Engine, cut: Arc<Cut>) -> Result<u64> {
-    write_batches(engine, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
+    write_batches(engine, None, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
 }
 
 /// Gives an engine rows replayed at the start up to `lsn`, which is durable, to make room for more.
@@ -71,7 +77,7 @@ pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> R
             emit(batch);
         }
     };
-    write_batches(engine, gather).await?;
+    write_batches(engine, None, gather).await?;
     Ok(())
 }
 
@@ -79,6 +85,7 @@ pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> R
 /// one.
 async fn write_batches(
     engine: &Engine,
+    pace: Option<&HandOverPace>,
     gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
 ) -> Result<u64> {
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
@@ -88,6 +95,10 @@ async fn write_batches(
     });
     let mut seq = 0;
     while let Some(batch) = batches.recv().await {
+        // The first one does not wait: most hand-overs are small.
+        if let Some(pace) = pace.filter(|_| seq != 0) {
+            pace.pause().await;
+        }
         let begun = Instant::now();
         seq = engine.write(batch).await?;
         LATENCY.note(LatencyEvent::EngineWriteStall, begun.elapsed());

@@ -101,3 +101,24 @@ fn readers_are_answered_while_writers_wait_for_room() {
     }
     panic!("no reader was answered several times while a writer waited for room");
 }
+
+#[test]
+fn a_long_journal_is_flushed_soon_although_no_row_is_old() {
+    let options = ["--workers", "1", "--shards", "2", "--handover-interval-ms", "3600000"];
+    let journal = ["--journal-max-size", "4mb", "--journal-segment-size", "1mb"];
+    let server = Server::start(&[&options[..], &journal].concat());
+    let mut client = server.client();
+    // Between three eighths of the journal and a half.
+    for key in 0..220 {
+        let () = redis::cmd("SET").arg(key).arg("v".repeat(VALUE)).query(&mut client).expect("OK");
+    }
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let info: String = redis::cmd("INFO").arg("flagstone").query(&mut client).expect("INFO");
+        if number(&info, "journal_unflushed_operations") == 0 {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{info}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}

@@ -146,7 +146,7 @@ fn warm<'a>(store: &Store, commands: impl Iterator<Item = Queued<'a>>) {
     });
     // The processor waits for several keys at once if there is little to do between them.
     let keys: SmallVec<[_; 2 * WARMED]> = keys.collect();
-    keys.iter().for_each(|(db, at)| store.warm(*db, *at));
+    store.warm(keys.iter().copied());
 }
 
 fn run_queued(

@@ -35,7 +35,7 @@ async fn a_journal_of_others_does_not_take_a_bucket_from_its_server() {
     partition.commit(NOW).unwrap();
     partition.cut(0);
     let cut = partition.take_cut(0).unwrap();
-    hand_over(engine.clone(), journal.clone(), cut).await.unwrap();
+    hand_over(engine.clone(), journal.clone(), cut, Default::default()).await.unwrap();
     engine.flush().await.unwrap();
 
     for other in ["empty", "empty"] {
@@ -97,7 +97,8 @@ async fn operations_to_replay_are_counted_until_they_are_flushed() {
     assert_eq!(partition.unflushed_ops(), before + 3);
     partition.cut(0);
     let cut = partition.take_cut(0).unwrap();
-    let seq = hand_over(engine.clone(), journal.clone(), cut.clone()).await.unwrap();
+    let seq =
+        hand_over(engine.clone(), journal.clone(), cut.clone(), Default::default()).await.unwrap();
     partition.shards.get_mut(&0).unwrap().handed_over(cut.lsn, seq);
     partition.observe_flushed();
     assert_eq!(partition.unflushed_ops(), before + 3);
@@ -272,7 +273,9 @@ async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_unflushed_recor
                 partition.cut(idle);
                 let cut = partition.take_cut(idle).unwrap();
                 let engine = partition.shards[&idle].engine().clone();
-                let seq = hand_over(engine, journal.clone(), cut.clone()).await.unwrap();
+                let seq = hand_over(engine, journal.clone(), cut.clone(), Default::default())
+                    .await
+                    .unwrap();
                 partition.shards.get_mut(&idle).unwrap().handed_over(cut.lsn, seq);
                 write(&mut partition, &[1 - idle], 50);
             }
@@ -326,7 +329,8 @@ async fn a_row_that_was_handed_over_is_never_read_stale() {
                 partition.cut(0);
                 let cut = partition.take_cut(0).unwrap();
                 let (lsn, engine) = (cut.lsn, engine.clone());
-                let seq = hand_over(engine, journal.clone(), cut).await.unwrap();
+                let seq =
+                    hand_over(engine, journal.clone(), cut, Default::default()).await.unwrap();
                 partition.shards.get_mut(&0).unwrap().handed_over(lsn, seq);
             } else if step == "flushed" {
                 engine.flush().await.unwrap();

@@ -13,6 +13,7 @@
 //! pauses, and all merges of the node with it. So the part of the time is that of all together, however
 //! many shards there are.
 
+use super::pause::SharedPause;
 use crate::place::Guarded;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -30,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Part of the time that a thread waits for a CPU from which on merges give way.
-const CROWDED: f64 = 0.1;
+pub(super) const CROWDED: f64 = 0.1;
 
 /// Least part of the time that merges run: the space of replaced rows must be freed at some time.
 const LEAST: f64 = 0.06;
@@ -59,14 +60,8 @@ const MERGING_OVER_S: f64 = 1.0;
 const SLOWER: f64 = 0.5;
 const FASTER: f64 = 1.5;
 
-/// Longest stretch of work between two reads: what is longer was a pause between two merges.
-const STRETCH: Duration = Duration::from_millis(50);
-
 /// Interval at which errors of merges are logged: the engine tries again some times a second.
 const TOLD: Duration = Duration::from_secs(60);
-
-/// Pauses are gathered until they are worth a timer.
-const LEAST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The pace of the merges of a node.
 #[derive(Debug)]
@@ -79,15 +74,7 @@ pub struct MergePace {
     /// Microseconds for which merges ran.
     ran_us: AtomicU64,
     control: Mutex<PaceState>,
-    work: tokio::sync::Mutex<Stretch>,
-}
-
-/// The work of all merges since their last pause.
-#[derive(Debug)]
-struct Stretch {
-    since: Instant,
-    /// The pause that is due.
-    due: Duration,
+    work: SharedPause,
 }
 
 /// State of the adaptation.
@@ -120,7 +107,7 @@ impl Default for MergePace {
             read: AtomicU64::default(),
             ran_us: AtomicU64::default(),
             control: Mutex::new(control),
-            work: tokio::sync::Mutex::new(Stretch { since: Instant::now(), due: Duration::ZERO }),
+            work: SharedPause::default(),
         }
     }
 }
@@ -156,22 +143,14 @@ impl MergePace {
         self.share.store((share * 1000.0) as u64, Ordering::Relaxed);
     }
 
-    /// Returns the pause after a stretch of work.
-    fn pause_after(&self, ran: Duration) -> Duration {
-        ran.mul_f64(1.0 / self.share().max(LEAST) - 1.0)
-    }
-
     /// Notes the work since the last read of any merge, and pauses if it is time. Other merges wait
     /// meanwhile, too.
     async fn pause(&self) {
-        let mut work = self.work.lock().await;
-        let ran = work.since.elapsed().min(STRETCH);
-        self.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
-        work.due += self.pause_after(ran);
-        if work.due >= LEAST_PAUSE {
-            tokio::time::sleep(std::mem::take(&mut work.due)).await;
-        }
-        work.since = Instant::now();
+        let part = |ran: Duration| {
+            self.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
+            self.share().max(LEAST)
+        };
+        self.work.pause(part).await;
     }
 }
 
@@ -328,6 +307,7 @@ impl ObjectStore for PacedStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pause::STRETCH;
     use super::*;
     use object_store::ObjectStoreExt;
 
@@ -430,7 +410,8 @@ mod tests {
         runtime.block_on(store.put(&path, vec![7; 1000].into())).unwrap();
         let read = |share| {
             pace.share.store(share, Ordering::Relaxed);
-            runtime.block_on(async { pace.work.lock().await.since = Instant::now() - 2 * STRETCH });
+            runtime
+                .block_on(async { pace.work.0.lock().await.since = Instant::now() - 2 * STRETCH });
             let begun = Instant::now();
             let bytes = runtime.block_on(store.get_range(&path, 100..400)).unwrap();
             assert_eq!(bytes.len(), 300);
@@ -460,7 +441,7 @@ mod tests {
                 store.put(&path, vec![7; 1000].into()).await.unwrap();
             }
             pace.share.store(250, Ordering::Relaxed);
-            pace.work.lock().await.since = Instant::now() - 2 * STRETCH;
+            pace.work.0.lock().await.since = Instant::now() - 2 * STRETCH;
             let begun = Instant::now();
             let read = async |store: &PacedStore| {
                 store.get_range(&path, 0..10).await.unwrap();
@@ -470,16 +451,5 @@ mod tests {
             // The other one has not worked, and yet waits for the pause of the first one.
             assert!(first >= 3 * STRETCH && second >= 3 * STRETCH, "{first:?}, {second:?}");
         });
-    }
-
-    #[test]
-    fn a_pause_is_as_long_as_the_share_asks_for() {
-        let pace = MergePace::default();
-        assert_eq!(pace.pause_after(STRETCH), Duration::ZERO);
-        pace.share.store(250, Ordering::Relaxed);
-        assert_eq!(pace.pause_after(STRETCH), 3 * STRETCH);
-        // A share is never so small that a merge would stand still.
-        pace.share.store(0, Ordering::Relaxed);
-        assert!(pace.pause_after(STRETCH) < STRETCH.mul_f64(1.0 / LEAST));
     }
 }

@@ -112,7 +112,8 @@ impl DetachedShard {
                 shard.cut(journal.end(), newest.unwrap_or(0));
             }
             let Some(cut) = shard.take_cut(oldest).or_else(|| shard.handing()) else { continue };
-            let seq = hand_over(shard.engine().clone(), journal.clone(), cut.clone()).await?;
+            let (engine, pace) = (shard.engine().clone(), Arc::default());
+            let seq = hand_over(engine, journal.clone(), cut.clone(), pace).await?;
             shard.handed_over(cut.lsn, seq);
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Touching entries and elements ahead of the commands that look them up.
 
 use super::Store;
+use crate::prefetch::prefetch_whole;
 use crate::slot::{KeyHash, sub_table};
 use crate::value::{ElementHint, Entry};
 
@@ -8,10 +9,27 @@ use crate::value::{ElementHint, Entry};
 const IN_CACHE: u64 = 4096;
 
 impl Store {
-    /// Touches a key's entry and value, so that they are in the processor's caches when the command
-    /// runs.
+    /// Touches the entries and values of keys, so that they are in the processor's caches when the
+    /// commands run: each step of the search for all keys together.
     #[inline]
-    pub fn warm(&self, db: u32, at: KeyHash) {
+    pub fn warm(&self, keys: impl Iterator<Item = (u32, KeyHash)> + Clone) {
+        keys.clone().for_each(|(db, at)| self.prefetch_entry(db, at));
+        keys.for_each(|(db, at)| self.touch(db, at));
+    }
+
+    /// Prefetches what is most likely a key's entry, without reading it.
+    #[inline]
+    fn prefetch_entry(&self, db: u32, at: KeyHash) {
+        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
+        // The first entry whose tag in the table fits.
+        if let Some(entry) = table.and_then(|table| table.map.find(at.hash, |_| true)) {
+            prefetch_whole(entry);
+        }
+    }
+
+    /// Touches a key's entry and value.
+    #[inline]
+    fn touch(&self, db: u32, at: KeyHash) {
         if let Some(entry) = self.same_hash(db, at) {
             std::hint::black_box((entry.round, entry.value.touch()));
         }

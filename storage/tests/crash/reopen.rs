@@ -78,7 +78,8 @@ impl World {
                 self.open_one_again(id);
             }
             if let Some(cut) = self.partition.shards[&id].handing() {
-                let handed = hand_over(engine, self.journal.clone(), cut.clone());
+                let handed =
+                    hand_over(engine, self.journal.clone(), cut.clone(), Default::default());
                 let seq = self.block_on(handed).unwrap();
                 self.partition.shards.get_mut(&id).unwrap().handed_over(cut.lsn, seq);
             }

@@ -423,7 +423,8 @@ impl World {
             }
             seq
         } else {
-            self.block_on(hand_over(engine, self.journal.clone(), cut.clone())).unwrap()
+            self.block_on(hand_over(engine, self.journal.clone(), cut.clone(), Default::default()))
+                .unwrap()
         };
         self.probe.point(|| format!("shard {shard} is handed over"));
         self.partition.shards.get_mut(&shard).unwrap().handed_over(cut.lsn, seq);

@@ -3,15 +3,14 @@
 
 use super::Page;
 use crate::clients::{Client, ClientState};
-use crate::node::Node;
+use crate::node::{Node, REPLAYED_OPS_PER_S};
 use crate::process;
 use flagstone_storage::engine::EngineFigures;
 use flagstone_storage::place::Requests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Operations, and bytes of records, that a start replays in about a second.
-const REPLAYED_OPS: f64 = 1e6;
+/// Bytes of records that a start replays in about a second.
 const REPLAYED_BYTES: f64 = 1e9;
 
 const DAY_S: f64 = 86_400.0;
@@ -56,8 +55,8 @@ impl Page<'_> {
         let accepts = !has_failed && !journal.refusing && !node.health.is_cut_off();
         let saves = node.checkpoints.stats();
         let disk = process::disk(&settings.dir);
-        let restart_s =
-            (node.unflushed_ops() as f64 / REPLAYED_OPS).max(longest as f64 / REPLAYED_BYTES);
+        let by_ops = node.unflushed_ops() as f64 / REPLAYED_OPS_PER_S as f64;
+        let restart_s = by_ops.max(longest as f64 / REPLAYED_BYTES);
         self.fields(&[
             ("durability_mode", &settings.appendfsync.as_str()),
             ("journal_accepts_writes", &u8::from(accepts)),

@@ -386,7 +386,13 @@ impl SimServer {
         };
         let handing = async {
             if let Some(cut) = cut {
-                let seq = hand_over(engine.clone(), self.journal.clone(), cut.clone()).await?;
+                let seq = hand_over(
+                    engine.clone(),
+                    self.journal.clone(),
+                    cut.clone(),
+                    Default::default(),
+                )
+                .await?;
                 let mut partition = self.partition.borrow_mut();
                 if partition.is_here(stay)
                     && let Some(shard) = partition.shards.get_mut(&id)

@@ -99,12 +99,14 @@ fn an_old_hand_over_does_not_overtake_a_newer_one() {
     let old = world.partition.take_cut(shard).unwrap();
     let engine = world.partition.shards[&shard].engine().clone();
     let journal = world.journal.clone();
-    let seq = world.block_on(hand_over(engine.clone(), journal.clone(), old.clone())).unwrap();
+    let seq = world
+        .block_on(hand_over(engine.clone(), journal.clone(), old.clone(), Default::default()))
+        .unwrap();
     world.partition.shards.get_mut(&shard).unwrap().handed_over(old.lsn, seq);
     world.set(0, b"k", b"new", 0);
     world.commit();
     world.hand_over(shard, None);
-    assert!(world.block_on(hand_over(engine, journal, old)).is_err());
+    assert!(world.block_on(hand_over(engine, journal, old, Default::default())).is_err());
     world.flush(shard);
     kill(world, &root, &mut number);
 }
@@ -165,7 +167,7 @@ fn a_row_is_new_in_one_map_only() {
         world.verify("before the cut is handed over");
         for (shard, cut) in taken {
             let engine = world.partition.shards[&shard].engine().clone();
-            let handed = hand_over(engine, world.journal.clone(), cut.clone());
+            let handed = hand_over(engine, world.journal.clone(), cut.clone(), Default::default());
             let seq = world.block_on(handed).unwrap();
             world.partition.shards.get_mut(&shard).unwrap().handed_over(cut.lsn, seq);
         }
