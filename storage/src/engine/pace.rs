@@ -50,15 +50,15 @@ const LEVEL0_CROWDED: (f64, f64) = (0.6, 0.8);
 
 /// Interval at which the pace is adapted, and the looks over which the writers' rate is measured: the rows
 /// of a hand-over come at once, and when writers end, merges give way soon after that.
-const LOOK: Duration = Duration::from_millis(200);
+pub(super) const LOOK: Duration = Duration::from_millis(200);
 const INFLOW_LOOKS: usize = 3;
 
 /// Seconds in which the measured rate of merges follows a change.
 const MERGING_OVER_S: f64 = 1.0;
 
 /// Factors by which the part of the time changes at each look.
-const SLOWER: f64 = 0.5;
-const FASTER: f64 = 1.5;
+pub(super) const SLOWER: f64 = 0.5;
+pub(super) const FASTER: f64 = 1.5;
 
 /// Interval at which errors of merges are logged: the engine tries again some times a second.
 const TOLD: Duration = Duration::from_secs(60);
@@ -148,9 +148,14 @@ impl MergePace {
     async fn pause(&self) {
         let part = |ran: Duration| {
             self.ran_us.fetch_add(ran.as_micros() as u64, Ordering::Relaxed);
-            self.share().max(LEAST)
+            self.part()
         };
         self.work.pause(part).await;
+    }
+
+    /// Returns the share; it is never so small that a merge would stand still.
+    fn part(&self) -> f64 {
+        self.share().max(LEAST)
     }
 }
 
@@ -307,7 +312,7 @@ impl ObjectStore for PacedStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pause::STRETCH;
+    use super::super::pause::{STRETCH, pause_after};
     use super::*;
     use object_store::ObjectStoreExt;
 
@@ -451,5 +456,15 @@ mod tests {
             // The other one has not worked, and yet waits for the pause of the first one.
             assert!(first >= 3 * STRETCH && second >= 3 * STRETCH, "{first:?}, {second:?}");
         });
+    }
+
+    #[test]
+    fn a_pause_is_as_long_as_the_share_asks_for() {
+        let pace = MergePace::default();
+        assert_eq!(pause_after(STRETCH, pace.part()), Duration::ZERO);
+        pace.share.store(250, Ordering::Relaxed);
+        assert_eq!(pause_after(STRETCH, pace.part()), 3 * STRETCH);
+        pace.share.store(0, Ordering::Relaxed);
+        assert!(pause_after(STRETCH, pace.part()) < STRETCH.mul_f64(1.0 / LEAST));
     }
 }

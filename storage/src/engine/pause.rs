@@ -1,7 +1,7 @@
 //! Jobs in the background that run for a part of the time only: hand-overs, and the pause that merges
 //! share.
 
-use super::pace::CROWDED;
+use super::pace::{CROWDED, FASTER, LOOK, SLOWER};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,11 +15,6 @@ const MEMORY: (f64, f64) = (0.2, 0.45);
 
 /// The same for the length of the journal, three eighths of which make a hand-over due.
 const JOURNAL: (f64, f64) = (0.5, 0.75);
-
-/// Interval at which the pace is adapted, and the factors by which the part of the time changes.
-const LOOK: Duration = Duration::from_millis(200);
-const SLOWER: f64 = 0.5;
-const FASTER: f64 = 1.5;
 
 /// Longest stretch of work between two pauses: what is longer was a pause between two jobs.
 pub(super) const STRETCH: Duration = Duration::from_millis(50);
@@ -85,7 +80,7 @@ impl Default for HandOverPace {
 
 impl HandOverPace {
     /// Returns the part of the time in which hand-overs run.
-    pub fn part(&self) -> f64 {
+    fn part(&self) -> f64 {
         self.part.load(Ordering::Relaxed) as f64 / 1000.0
     }
 
