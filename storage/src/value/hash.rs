@@ -4,6 +4,7 @@ use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey};
 use crate::need::{Page, Part};
+use crate::prefetch::prefetch;
 use crate::reclaim::{Parts, Reclaimed};
 use crate::value::meta::{self, encode_hash};
 use crate::value::{decode_field, encode_field};
@@ -51,6 +52,13 @@ impl Payload for Field {
 
     fn packed(&self) -> usize {
         self.value.len() + if self.expire_at_ms == 0 { 1 } else { 9 }
+    }
+
+    fn prefetch(&self) {
+        if let [first, .., last] = &self.value[..] {
+            prefetch(first);
+            prefetch(last);
+        }
     }
 }
 

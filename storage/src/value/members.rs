@@ -4,12 +4,13 @@ use super::collection::{
     LITTLE, MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX, PACKED_MAX_ELEMENTS, place_of,
     range_from,
 };
+use super::name_window::NameWindow;
 use super::spread::Spread;
 use crate::need::{Page, Part};
 use crate::reclaim::Reclaimed;
+use crate::table::Table;
 use rand::RngExt;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 
 /// The name of a field or member.
 pub(crate) use super::KeyBuf as Name;
@@ -37,6 +38,9 @@ pub(crate) trait Payload: Clone + Send + 'static {
 
     /// Returns the approximate size in a packed row in bytes.
     fn packed(&self) -> usize;
+
+    /// Prefetches the memory that the payload refers to.
+    fn prefetch(&self) {}
 }
 
 /// See the module's description.
@@ -63,29 +67,12 @@ pub(crate) struct Members<V: Payload> {
     version: u64,
     /// True if every element that exists is in `known`.
     complete: bool,
-    /// Elements with changes not in the journal (used for element rows only); true if an element
-    /// has no row yet.
-    dirty: BTreeMap<Name, bool>,
+    /// Elements with changes not in the journal (used for element rows only), in the order of their
+    /// first change; true if an element has no row yet. Hashed like `known`.
+    dirty: Table<(Name, bool)>,
     window: RefCell<Option<Box<NameWindow>>>,
     /// Position from which the next elements are dropped from memory.
     hand: usize,
-}
-
-/// The names in a range of places, by place, at the time it was made. Names removed since are still
-/// in it, later ones are not.
-#[derive(Clone, Debug)]
-struct NameWindow {
-    from: u64,
-    /// Exclusive.
-    to: u64,
-    names: Vec<(u64, Name)>,
-    /// True if a name was added since.
-    stale: bool,
-    /// Draws that it may still serve, and the names to draw from.
-    draws: usize,
-    pool: Vec<Name>,
-    /// The most names requested at once.
-    asked: usize,
 }
 
 impl<V: Payload> Default for Members<V> {
@@ -100,7 +87,7 @@ impl<V: Payload> Default for Members<V> {
             len: 0,
             version: 0,
             complete: true,
-            dirty: BTreeMap::new(),
+            dirty: Table::default(),
             window: RefCell::default(),
             hand: 0,
         }
@@ -153,7 +140,7 @@ impl<V: Payload> Members<V> {
 
     /// Prefetches the memory of names.
     pub(crate) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
-        self.known.touch(names);
+        self.known.touch(names, |value| value.iter().for_each(Payload::prefetch));
     }
 
     /// Returns true if it is known whether an element of a name exists.
@@ -316,20 +303,25 @@ impl<V: Payload> Members<V> {
     }
 
     /// Takes the dirty names, for their element rows; true if a name has no row yet.
-    pub(crate) fn take_dirty(&mut self) -> BTreeMap<Name, bool> {
-        std::mem::take(&mut self.dirty)
+    pub(crate) fn take_dirty(&mut self) -> Vec<(Name, bool)> {
+        std::mem::take(&mut self.dirty).into_elements()
     }
 
     /// Gives a packed collection its own version: from now on each element is a row.
     pub(crate) fn unpack(&mut self, version: u64) {
         self.version = version;
-        self.dirty = self.known.keys().map(|name| (name.clone(), true)).collect();
+        let mut dirty = Table::with_capacity(self.known.len());
+        for name in self.known.keys() {
+            let element = (name.clone(), true);
+            dirty.push(self.known.hash(name), element, |name| self.known.hash(name));
+        }
+        self.dirty = dirty;
     }
 
     pub(crate) fn detach(&mut self) {
         self.version = 0;
         self.rewrites = 0;
-        self.dirty.clear();
+        self.dirty = Table::default();
         *self.window.get_mut() = None;
     }
 
@@ -371,8 +363,13 @@ impl<V: Payload> Members<V> {
 
     /// Notes a change of an element; `new` if it did not exist before.
     fn note(&mut self, name: &[u8], new: bool) {
-        if self.version != 0 && !self.dirty.contains_key(name) {
-            self.dirty.insert(Name::from_slice(name), new);
+        if self.version == 0 {
+            return;
+        }
+        let hash = self.known.hash(name);
+        if self.dirty.find(hash, name).is_none() {
+            let element = (Name::from_slice(name), new);
+            self.dirty.push(hash, element, |name| self.known.hash(name));
         }
     }
 
@@ -394,7 +391,7 @@ impl<V: Payload> Members<V> {
                 self.hand = 0;
             }
             let Some((name, _)) = self.known.get_index(self.hand) else { break };
-            if self.dirty.contains_key(name) {
+            if self.dirty.find(self.known.hash(name), name).is_some() {
                 self.hand += 1;
                 continue;
             }
@@ -589,13 +586,6 @@ impl<V: Payload> Members<V> {
     }
 }
 
-impl NameWindow {
-    fn new(from: u64, to: u64, names: Vec<(u64, Name)>) -> Self {
-        let pool: Vec<Name> = names.iter().map(|(_, name)| name.clone()).collect();
-        Self { from, to, stale: false, draws: pool.len().max(1), pool, names, asked: 0 }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -747,6 +737,25 @@ mod tests {
         }
         assert_eq!(popped.len(), 5000);
         assert!(world.pages < 30, "{} pages", world.pages);
+    }
+
+    #[test]
+    fn a_changed_element_is_noted_once_in_the_order_of_changes() {
+        let mut world = World::new(100);
+        let names: Vec<Vec<u8>> = (0..40u64).rev().map(|n| n.to_string().into()).collect();
+        for name in &names {
+            world.members.update(name, |n| *n += 1);
+        }
+        // Those that are gone, or come back, were there at the last round.
+        world.members.remove(b"20", false);
+        world.members.remove(b"30", false);
+        world.members.insert(b"30", 5);
+        world.members.insert(b"new", 9);
+        world.members.insert(b"new", 10);
+        let taken = world.members.take_dirty();
+        let noted = names.iter().map(|name| (&name[..], false)).chain([(&b"new"[..], true)]);
+        assert!(noted.eq(taken.iter().map(|(name, new)| (&**name, *new))), "{taken:?}");
+        assert!(world.members.take_dirty().is_empty());
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod hash;
 pub mod list;
 pub(crate) mod members;
 pub(crate) mod meta;
+mod name_window;
 pub(crate) mod order;
 pub(crate) mod pack;
 #[cfg(test)]

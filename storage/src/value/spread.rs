@@ -102,7 +102,8 @@ impl<V> Spread<V> {
         if part == 0 { &mut self.first } else { &mut self.rest[part - 1] }
     }
 
-    fn hash(&self, name: &[u8]) -> u64 {
+    /// Returns the hash by which a name is found.
+    pub(super) fn hash(&self, name: &[u8]) -> u64 {
         self.hasher.hash_one(name)
     }
 
@@ -128,8 +129,12 @@ impl<V> Spread<V> {
     }
 
     /// Prefetches the memory of names, several at a time: the processor fetches the memory of each
-    /// while the loop goes on to the next.
-    pub(super) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
+    /// while the loop goes on to the next. `touch_value` prefetches what a value refers to.
+    pub(super) fn touch<'a>(
+        &self,
+        names: impl Iterator<Item = &'a [u8]>,
+        touch_value: impl Fn(&V),
+    ) {
         let mut hashes = [0; TOUCHED];
         let mut count = 0;
         for (hash, name) in hashes.iter_mut().zip(names) {
@@ -139,6 +144,11 @@ impl<V> Spread<V> {
         }
         for &hash in &hashes[..count] {
             self.table(part_of(hash, self.parts())).touch_element(hash);
+        }
+        for &hash in &hashes[..count] {
+            if let Some((_, value)) = self.table(part_of(hash, self.parts())).touched(hash) {
+                touch_value(value);
+            }
         }
     }
 
