@@ -13,6 +13,7 @@ from servers import HOST, ReplyError, encode, fail
 
 SETS = 10
 SCRIPT = "redis.call('GET', KEYS[1]) return redis.call('SET', KEYS[1], ARGV[1])"
+TWO_KEYS = "redis.call('GET', KEYS[1]) return redis.call('SET', KEYS[2], ARGV[1])"
 # Keys in the bytes made ahead: they are sent again and again, in turn.
 MOST_KEYS = 200_000
 # Seconds without any reply.
@@ -20,10 +21,10 @@ PATIENCE = 60
 
 
 class Kind:
-    """How one operation looks; weight: how many operations of other cells it stands for."""
+    """How one operation looks; weight: how many operations of other cells it stands for; script: its source, if it is one."""
 
-    def __init__(self, keys, weight, make, reply):
-        self.keys, self.weight, self.make, self.reply = keys, weight, make, reply
+    def __init__(self, keys, weight, make, reply, source=None):
+        self.keys, self.weight, self.make, self.reply, self.source = keys, weight, make, reply, source
 
 
 def transaction(keys, value):
@@ -36,18 +37,32 @@ def one_shard(space, value, _):
 
 
 def all_shards(space, value, _):
-    return transaction([f"key:{random.randrange(space):012}" for _ in range(SETS)], value)
+    return transaction([any_key(space) for _ in range(SETS)], value)
+
+
+def any_key(space):
+    return f"key:{random.randrange(space):012}"
 
 
 def script(space, value, digest):
-    return encode(["EVALSHA", digest, 1, f"key:{random.randrange(space):012}", value])
+    return encode(["EVALSHA", digest, 1, any_key(space), value])
+
+
+def script_of_two(space, value, digest):
+    return encode(["EVALSHA", digest, 2, any_key(space), any_key(space), value])
+
+
+def two_puts(space, value, _):
+    return encode(["MSET", any_key(space), value, any_key(space), value])
 
 
 EXECUTED = b"+OK\r\n" + b"+QUEUED\r\n" * SETS + b"*%d\r\n" % SETS + b"+OK\r\n" * SETS
 KINDS = {
     "MULTI10": Kind(SETS, 5, one_shard, EXECUTED),
     "MULTI10X": Kind(SETS, 5, all_shards, EXECUTED),
-    "EVALGS": Kind(1, 1, script, b"+OK\r\n"),
+    "MSET2": Kind(2, 1, two_puts, b"+OK\r\n"),
+    "EVALGS": Kind(1, 1, script, b"+OK\r\n", SCRIPT),
+    "EVAL2": Kind(2, 1, script_of_two, b"+OK\r\n", TWO_KEYS),
 }
 
 
@@ -61,15 +76,15 @@ class Batches:
         self.parts = None
 
     def prepare(self, server):
-        digest = load_script(server) if self.name == "EVALGS" else None
+        digest = load_script(server, self.kind.source) if self.kind.source else None
         if self.parts is None:
             number = max(1, min(self.space, MOST_KEYS) // self.kind.keys // self.pipeline)
             self.parts = [b"".join(self.kind.make(self.space, self.value, digest) for _ in range(self.pipeline))
                           for _ in range(number)]
 
 
-def load_script(server):
-    digest = server.command("SCRIPT", "LOAD", SCRIPT)
+def load_script(server, source):
+    digest = server.command("SCRIPT", "LOAD", source)
     if isinstance(digest, ReplyError):
         fail(f"{server.name} answers {digest} to SCRIPT LOAD")
     return digest
