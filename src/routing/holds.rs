@@ -53,7 +53,7 @@ pub(super) async fn borrow(
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
         // Under a hold on every worker, the generations are unchanged.
-        if !held.exclusive && space.is_untouched() {
+        if !held.exclusive && space.is_untouched() && space.generations() != grant.generations {
             *space = space.workspace(&grant.generations);
         }
         for (db, entry) in grant.entries {

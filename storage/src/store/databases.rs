@@ -44,7 +44,7 @@ impl Store {
 
     /// Empties a database of a workspace and gives it a new generation.
     pub fn flush(&mut self, db: u32, generation: u32) {
-        let old = std::mem::replace(&mut self.dbs[db as usize], Db::new(generation, false));
+        let old = std::mem::replace(&mut self.dbs[db as usize], Db::small(generation, false));
         self.dirty.retain(|key| key.db != db);
         let entries = old.tables.into_iter().flat_map(|table| table.map);
         self.flushed.extend(entries.map(|entry| (old.generation, entry)));
@@ -82,13 +82,14 @@ impl Store {
 
     /// Applies a workspace's changes of a database to a page of its keys, which goes up to `end`.
     pub fn overlay(&self, db: u32, from: Cursor, end: Option<Cursor>, keys: &mut Vec<ScanKey>) {
-        let Some(tables) = self.dbs.get(db as usize).map(|db| &db.tables) else { return };
+        let Some(of_db) = self.dbs.get(db as usize) else { return };
+        let tables = &of_db.tables;
         if tables.iter().all(|table| table.map.is_empty()) {
             return;
         }
         keys.retain(|found| {
             let at = self.layout.key_hash(&found.key);
-            let table = tables.get(crate::slot::sub_table(at.slot));
+            let table = tables.get(of_db.table_of(at.slot));
             table.is_none_or(|table| table.map.find(at.hash, |e| *e.key == *found.key).is_none())
         });
         let live = tables.iter().flat_map(|table| table.map.iter()).filter(|e| e.is_live());

@@ -36,7 +36,7 @@ pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{NoteKind, Notes};
 use crate::notify::NotifyFlags;
 use crate::presence::Presence;
-use crate::slot::{KeyHash, Layout, NotOwned, sub_table};
+use crate::slot::{KeyHash, Layout, NotOwned};
 use crate::value::{AccessCounting, Entry, Hash, KeyBuf, Str, Typed, Value};
 use crate::words::{RemovalCause, RoundWords};
 pub use big::{BigKey, MAX_BIG};
@@ -173,7 +173,9 @@ impl Store {
     /// generations of the databases are those of a lender.
     pub fn workspace(&self, generations: &[u32]) -> Self {
         let shared = (self.layout.clone(), self.versions.clone(), self.attached.clone());
-        Self::sharing(shared, generations, true)
+        let mut space = Self::sharing(shared, &[], true);
+        space.dbs = generations.iter().map(|&g| Db::small(g, true)).collect();
+        space
     }
 
     // ---- per command -------------------------------------------------------------------------
@@ -561,7 +563,8 @@ struct EntryAddress {
 impl EntryAddress {
     #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
     fn entry(self, store: &Store) -> &Entry {
-        store.dbs[self.db as usize].tables[sub_table(self.at.slot)]
+        let db = &store.dbs[self.db as usize];
+        db.tables[db.table_of(self.at.slot)]
             .map
             .get_bucket(self.bucket)
             .expect("found a moment ago")
@@ -569,7 +572,8 @@ impl EntryAddress {
 
     #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
     fn entry_mut(self, dbs: &mut [Db]) -> &mut Entry {
-        dbs[self.db as usize].tables[sub_table(self.at.slot)]
+        dbs[self.db as usize]
+            .table(self.at.slot)
             .map
             .get_bucket_mut(self.bucket)
             .expect("found a moment ago")

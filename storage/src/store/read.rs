@@ -2,14 +2,14 @@
 
 use super::Store;
 use crate::need::Fault;
-use crate::slot::sub_table;
 use crate::value::Entry;
 
 impl Store {
     /// Returns a key that this command has found before; `None` when it does not exist.
     pub fn found(&self, db: u32, key: &[u8]) -> Option<&Entry> {
         let at = self.at(key);
-        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
+        let db = self.dbs.get(db as usize)?;
+        let table = db.tables.get(db.table_of(at.slot))?;
         let entry = table.map.find(at.hash, |e| *e.key == *key)?;
         (entry.is_live() && !entry.has_expired(self.due_ms)).then_some(entry)
     }

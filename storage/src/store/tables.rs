@@ -92,12 +92,26 @@ pub(crate) struct Db {
     pub(super) generation: u32,
     /// Empty until the first key.
     pub(crate) tables: Vec<SubTable>,
+    /// Number of the last table.
+    last: usize,
     pub(super) partial: bool,
 }
 
 impl Db {
     pub(super) fn new(generation: u32, partial: bool) -> Self {
-        Self { generation, tables: Vec::new(), partial }
+        Self { generation, tables: Vec::new(), last: SUB_TABLES - 1, partial }
+    }
+
+    /// Creates a database of a workspace: one table for the few entries of one command.
+    pub(super) fn small(generation: u32, partial: bool) -> Self {
+        Self { last: 0, ..Self::new(generation, partial) }
+    }
+
+    /// Returns the number of the table of a slot.
+    #[inline]
+    pub(super) fn table_of(&self, slot: u16) -> usize {
+        // There are 256, or one.
+        sub_table(slot) & self.last
     }
 
     #[inline]
@@ -105,20 +119,21 @@ impl Db {
         if self.tables.is_empty() {
             self.create_tables();
         }
-        &mut self.tables[sub_table(slot)]
+        let number = self.table_of(slot);
+        &mut self.tables[number]
     }
 
     #[cold]
     fn create_tables(&mut self) {
         let partial = self.partial;
-        self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
+        self.tables.resize_with(self.last + 1, || SubTable { partial, ..SubTable::default() });
     }
 
     /// Notes that keys of some slots may be on disk only.
     pub(super) fn set_partial(&mut self, slots: &Range<u16>) {
         self.partial = true;
         if !self.tables.is_empty() && !slots.is_empty() {
-            let tables = sub_table(slots.start)..=sub_table(slots.end - 1);
+            let tables = self.table_of(slots.start)..=self.table_of(slots.end - 1);
             self.tables[tables].iter_mut().for_each(SubTable::set_partial);
         }
     }
@@ -128,9 +143,9 @@ impl Db {
         if self.tables.is_empty() || slots.is_empty() {
             return;
         }
-        for number in sub_table(slots.start)..=sub_table(slots.end - 1) {
+        for number in self.table_of(slots.start)..=self.table_of(slots.end - 1) {
+            let all = if self.last == 0 { 0..SLOTS } else { slots_of_table(number) };
             let table = &mut self.tables[number];
-            let all = slots_of_table(number);
             if slots.start <= all.start && all.end <= slots.end {
                 let fresh = SubTable { partial: table.partial, ..SubTable::default() };
                 removed.tables.push(std::mem::replace(table, fresh).map);
@@ -144,6 +159,27 @@ impl Db {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_database_has_one_table_for_all_slots() {
+        let mut db = Db::small(7, true);
+        let keys: Vec<Vec<u8>> = (0..100u8).map(|n| vec![n; 3]).collect();
+        for key in &keys {
+            db.table(slot_of(key)).insert(Entry::absent(key, 1));
+        }
+        assert_eq!(db.tables.len(), 1);
+        assert_eq!(db.table(0).map.len(), keys.len());
+        let (mut removed, half) = (RemovedEntries::default(), 0..SLOTS / 2);
+        db.remove(&half, &mut removed);
+        let left = keys.iter().filter(|key| !half.contains(&slot_of(key))).count();
+        assert!(left > 0 && left < keys.len());
+        assert_eq!(db.table(0).map.len(), left, "only entries of these slots are removed");
+        assert_eq!(removed.entries.len(), keys.len() - left);
+        db.remove(&(0..SLOTS), &mut removed);
+        assert_eq!(db.table(0).map.len(), 0);
+        db.set_partial(&(SLOTS - 1..SLOTS));
+        assert!(db.table(0).may_exist(b"any"));
+    }
 
     #[test]
     fn a_table_whose_keys_come_and_go_does_not_grow() {

@@ -2,7 +2,7 @@
 
 use super::Store;
 use crate::prefetch::prefetch_whole;
-use crate::slot::{KeyHash, sub_table};
+use crate::slot::KeyHash;
 use crate::value::{ElementHint, Entry};
 
 /// Elements up to which a collection in use is assumed to be in the processor's caches.
@@ -20,7 +20,8 @@ impl Store {
     /// Prefetches what is most likely a key's entry, without reading it.
     #[inline]
     fn prefetch_entry(&self, db: u32, at: KeyHash) {
-        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
+        let db = self.dbs.get(db as usize);
+        let table = db.and_then(|db| db.tables.get(db.table_of(at.slot)));
         // The first entry whose tag in the table fits.
         if let Some(entry) = table.and_then(|table| table.map.find(at.hash, |_| true)) {
             prefetch_whole(entry);
@@ -41,7 +42,8 @@ impl Store {
     }
 
     fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
-        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
+        let db = self.dbs.get(db as usize)?;
+        let table = db.tables.get(db.table_of(at.slot))?;
         table.map.find(at.hash, |e| e.hash == at.hash)
     }
 
