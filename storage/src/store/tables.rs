@@ -80,19 +80,13 @@ impl SubTable {
     }
 }
 
-/// Returns the slots of a sub-table.
-fn slots_of_table(number: usize) -> Range<u16> {
-    let slots = usize::from(SLOTS) / SUB_TABLES;
-    (number * slots) as u16..((number + 1) * slots) as u16
-}
-
 /// A logical database.
 #[derive(Debug)]
 pub(crate) struct Db {
     pub(super) generation: u32,
     /// Empty until the first key.
     pub(crate) tables: Vec<SubTable>,
-    /// Number of the last table.
+    /// Number of the last table: 255, or 0 in a workspace.
     last: usize,
     pub(super) partial: bool,
 }
@@ -110,8 +104,13 @@ impl Db {
     /// Returns the number of the table of a slot.
     #[inline]
     pub(super) fn table_of(&self, slot: u16) -> usize {
-        // There are 256, or one.
         sub_table(slot) & self.last
+    }
+
+    /// Returns the slots of a table.
+    fn slots_of(&self, number: usize) -> Range<u16> {
+        let slots = usize::from(SLOTS) / (self.last + 1);
+        (number * slots) as u16..((number + 1) * slots) as u16
     }
 
     #[inline]
@@ -144,7 +143,7 @@ impl Db {
             return;
         }
         for number in self.table_of(slots.start)..=self.table_of(slots.end - 1) {
-            let all = if self.last == 0 { 0..SLOTS } else { slots_of_table(number) };
+            let all = self.slots_of(number);
             let table = &mut self.tables[number];
             if slots.start <= all.start && all.end <= slots.end {
                 let fresh = SubTable { partial: table.partial, ..SubTable::default() };
