@@ -264,6 +264,11 @@ impl WaitTable {
         self.held.contains(db, key)
     }
 
+    /// Returns true if a client waits for a key.
+    pub(crate) fn is_awaited(&self, (db, key): &Key) -> bool {
+        self.queues.get(db).is_some_and(|queues| queues.contains_key(key))
+    }
+
     /// Returns true if a waiter may be served from a key now.
     pub(crate) fn is_free(&self, (db, key): &Key) -> bool {
         let queue = self.queues.get(db).and_then(|queues| queues.get(key));

@@ -29,16 +29,18 @@ impl Connection {
         }
     }
 
+    /// Returns the limits on the client's next request.
+    pub(super) fn limits(&self, settings: &Settings) -> Limits {
+        let max_bulk = settings.data.proto_max_bulk_len;
+        Limits { max_bulk, authenticated: self.session.is_trusted(), ..Limits::default() }
+    }
+
     /// Runs the command at the front of the buffer by itself. Returns false if the connection ends.
     pub(super) async fn run_barrier(&mut self) -> std::io::Result<bool> {
         let buf = std::mem::take(&mut self.buf);
         let mut parser = Parser::new();
         let settings = self.worker.settings();
-        let limits = Limits {
-            max_bulk: settings.data.proto_max_bulk_len,
-            authenticated: self.session.is_trusted(),
-            ..Limits::default()
-        };
+        let limits = self.limits(&settings);
         let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
         let args = parser.args(&buf);
         let mut out = self.session.request().reply();

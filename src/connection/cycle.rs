@@ -148,6 +148,11 @@ impl Cycle {
             || self.out.lacks_room()
     }
 
+    /// Returns true if it has no reply yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.pieces.is_empty()
+    }
+
     /// Returns true if every reply so far is in the cycle's buffer.
     pub(super) fn is_plain(&self) -> bool {
         self.plain

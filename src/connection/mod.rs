@@ -4,7 +4,7 @@
 //! Each read starts a cycle (`cycle.rs`): commands on keys run in place or go to other workers in
 //! batches, up to a limit, and the replies are written once the rounds that they show are stored. A
 //! command that cannot run inside a cycle is a barrier: it runs by itself behind the replies before
-//! it (`alone.rs`, `exec.rs`, `blocked.rs`). After a bounded amount of work the connection gives
+//! it (`alone.rs`, `exec.rs`, `blocked.rs`), or with like ones behind it (`together.rs`). After a bounded amount of work the connection gives
 //! other connections a turn.
 
 mod alone;
@@ -16,6 +16,7 @@ mod gate;
 mod replies;
 mod scattered;
 mod step;
+mod together;
 mod turn;
 mod unread;
 mod waiting;
@@ -35,7 +36,7 @@ use bytes::{Buf, BufMut, BytesMut};
 use cycle::Cycle;
 use flagstone_commands::flag;
 use flagstone_wire::client_memory::Taken;
-use flagstone_wire::resp::{Args, Limits, Parser, Reply};
+use flagstone_wire::resp::{Args, Parser, Reply};
 use gate::{Admitted, Refusal};
 use std::future::poll_fn;
 use std::io::ErrorKind;
@@ -260,7 +261,9 @@ impl Connection {
                 Pause::Flush => self.end_turn().await,
                 Pause::Barrier => {
                     // Its state is large, and most of the time a connection has none.
-                    if !Box::pin(self.run_barrier()).await? {
+                    if !Box::pin(self.run_together()).await?
+                        && !Box::pin(self.run_barrier()).await?
+                    {
                         return Ok(false);
                     }
                 }
@@ -323,11 +326,7 @@ impl Connection {
             return (Pause::Close, 0);
         }
         let mut settings = self.worker.settings();
-        let mut limits = Limits {
-            max_bulk: settings.data.proto_max_bulk_len,
-            authenticated: self.session.is_trusted(),
-            ..Limits::default()
-        };
+        let mut limits = self.limits(&settings);
         let client = &self.session.client;
         client.seen_at(cycle.now_ms());
         client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
@@ -380,6 +379,11 @@ impl Connection {
         cycle: &mut Cycle,
         settings: &mut Arc<Settings>,
     ) -> Option<Pause> {
+        if self.are_together(ahead, cycle) {
+            cycle.begin_command();
+            *done = ahead.get(0, parser, data).bytes.start;
+            return Some(Pause::Barrier);
+        }
         for n in 0..ahead.len() {
             let ready = ahead.get(n, parser, data);
             let mode = self.session.reply_mode;

@@ -26,7 +26,8 @@ use flagstone_storage::Store;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,13 +59,24 @@ pub(super) struct Coordination {
     pub(super) exclusive: bool,
     /// Keys that it was lent beyond those that it wanted at first.
     pub(super) lent: BTreeSet<LockKey>,
+    /// Keys that it was lent, and for which clients wait.
+    pub(super) awaited: Vec<LockKey>,
     /// Notes of the command, and the rounds that show with it at the coordinator's worker.
     notes: Vec<Note>,
-    shown: Shown,
+    pub(super) shown: Shown,
     /// Effects of the command beside changes of keys, if it is a unit.
     effects: Effects,
     /// True if it has changed whole databases.
     rearranged: bool,
+}
+
+impl Coordination {
+    /// Begins that of a client's command.
+    pub(super) fn of(command: &OwnedCommand) -> Self {
+        let OwnedCommand { command, request, .. } = command;
+        let (client, patience) = (changer(command, request.client), Patience::of(command, request));
+        Self { client, patience, ..Self::default() }
+    }
 }
 
 /// Keys and holds that a command needs.
@@ -99,18 +111,27 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Answer {
     coordinate_to_end(worker, command).await.into_answer(proto)
 }
 
-/// Runs [`coordinate`] in a task, which continues even if the future is dropped: a command that
-/// stopped in the middle would never release its holds.
-pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: OwnedCommand) -> Ran {
+/// Runs a coordinator in a task, which continues even if the future is dropped: one that stopped in
+/// the middle would never release its holds. Returns `None` if the worker ends before.
+pub(super) async fn to_end<T: 'static>(
+    worker: &Worker,
+    coordinator: impl Future<Output = T> + 'static,
+) -> Option<T> {
     let (tx, rx) = oneshot::channel();
-    let coordinator = worker.clone();
     let under_way = worker.node.ending.coordinator();
     tokio::task::spawn_local(async move {
         let _under_way = under_way;
-        let ran = coordinate(&coordinator, &command, CoordinatorRequest::default()).await;
-        let _ = tx.send(ran);
+        let _ = tx.send(coordinator.await);
     });
-    rx.await.unwrap_or_else(|_| Ran::abandoned())
+    rx.await.ok()
+}
+
+/// Runs [`coordinate`] to its end.
+pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: OwnedCommand) -> Ran {
+    let coordinator = worker.clone();
+    let running =
+        async move { coordinate(&coordinator, &command, CoordinatorRequest::default()).await };
+    to_end(worker, running).await.unwrap_or_else(Ran::abandoned)
 }
 
 /// Wraps [`coordinate`] for workers, which are given it at their start.
@@ -131,9 +152,7 @@ pub(crate) async fn coordinate(
 ) -> Ran {
     let Request { client: id, .. } = command.request;
     let mut out = command.request.reply();
-    let patience = Patience::of(command.command, &command.request);
-    let mut held =
-        Coordination { client: changer(command.command, id), patience, ..Coordination::default() };
+    let mut held = Coordination::of(command);
     let outcome = run(worker, command, request, &mut held, &mut out).await;
     let text = outcome.as_ref().err().and_then(UnitStop::text);
     let mut ended = if text.is_some() { Outcome::Failed } else { held.effects.outcome() };
@@ -313,7 +332,7 @@ async fn attempt(
 }
 
 /// Stores all changes of a command or none, and returns the entries that it was lent.
-async fn commit_and_apply(
+pub(super) async fn commit_and_apply(
     worker: &Rc<Worker>,
     wanted: &Requirements,
     held: &mut Coordination,
@@ -323,8 +342,6 @@ async fn commit_and_apply(
     let generations = space.generations();
     let before = worker.partition.borrow().store.generations();
     held.rearranged = held.exclusive && generations != before;
-    let changed: HashSet<LockKey> =
-        space.changed_keys().map(|(db, key)| (db, key.into())).collect();
     let committed = if held.rearranged {
         let lent = space.lent().map(|(db, entry)| (db, entry.key().into())).collect();
         match databases::load_watched(worker, &before, &generations, lent).await {
@@ -341,20 +358,20 @@ async fn commit_and_apply(
             return Err(text);
         }
         Err(text) => {
-            hand_back(worker, held, space.drain(), &changed, Changed::Forgotten, false).await;
+            hand_back(worker, held, space.drain(), Changed::Forgotten, false).await;
             return Err(text);
         }
     };
     worker.partition.borrow_mut().store.stats.add(&space.stats);
     let generations = if held.rearranged { &generations[..] } else { &[] };
     let stored = Changed::Stored { record: record.as_ref(), generations };
-    hand_back(worker, held, space.drain(), &changed, stored, false).await;
+    hand_back(worker, held, space.drain(), stored, false).await;
     held.shown = record.map_or_else(Shown::default, |(lsn, _)| worker.showing(lsn));
     Ok(())
 }
 
 /// Runs a command on this thread.
-fn run_here(
+pub(super) fn run_here(
     worker: &Worker,
     command: &OwnedCommand,
     settings: &Settings,
@@ -394,7 +411,7 @@ async fn abandon(
     if !command.command.spec.runs_others() {
         space.notes.retry();
         held.notes.append(&mut space.notes.take());
-        hand_back(worker, held, space.drain(), &HashSet::new(), Changed::Forgotten, keep).await;
+        hand_back(worker, held, space.drain(), Changed::Kept, keep).await;
         return;
     }
     take_back(worker, held, space, keep).await;
@@ -404,9 +421,7 @@ async fn abandon(
 async fn take_back(worker: &Rc<Worker>, held: &mut Coordination, mut space: Store, keep: bool) {
     let entries =
         if held.exclusive { databases::unmoved(worker, &mut space) } else { space.drain() };
-    let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
-    let changed = changed.map(|(db, entry)| (*db, entry.key().into())).collect();
-    hand_back(worker, held, entries, &changed, Changed::Forgotten, keep).await;
+    hand_back(worker, held, entries, Changed::Forgotten, keep).await;
 }
 
 /// Appends the changes of a command as one record. `databases`: their generations before and now,
@@ -432,20 +447,20 @@ fn commit(
 }
 
 /// Acquires all locks in the workers' order, and collects the lent entries in a workspace.
-async fn acquire_all(
+pub(super) async fn acquire_all(
     worker: &Rc<Worker>,
     wanted: &Requirements,
     held: &mut Coordination,
-) -> Result<Store, UnitStop> {
+) -> Result<Store, RoundError> {
     let mut space = {
         let store = &worker.partition.borrow().store;
         store.workspace(&store.generations())
     };
     match borrow(worker, wanted, held, &mut space, |db| db).await {
         Ok(()) => Ok(space),
-        Err(text) => {
+        Err(error) => {
             release(worker, held, space.drain()).await;
-            Err(text.into())
+            Err(error)
         }
     }
 }

@@ -261,7 +261,7 @@ async fn change_now(
     };
     let record = (lsn, Arc::new(body));
     let stored = Changed::Stored { record: Some(&record), generations: &now };
-    hand_back(worker, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
+    hand_back(worker, &mut held, Vec::new(), stored, false).await;
     worker.wait_shown(&worker.showing(lsn)).await?;
     node.audience(&worker.settings()).invalidate_everything();
     Ok(())

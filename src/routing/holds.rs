@@ -4,12 +4,12 @@
 use super::coordinator::{Coordination, Requirements};
 use crate::command::RoundError;
 use crate::node::Node;
-use crate::worker::{Acquire, Apply, Grant, LockKey, Message, Worker, refusal};
+use crate::worker::{Acquire, Apply, Grant, Message, Worker, refusal};
 use flagstone_storage::attached::AttachedShards;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::{Entry, Store};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -52,6 +52,7 @@ pub(super) async fn borrow(
         worker.end_long_turn(asked.keys.len()).await;
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
+        held.awaited.extend(grant.awaited);
         // Under a hold on every worker, the generations are unchanged.
         if !held.exclusive && space.is_untouched() && space.generations() != grant.generations {
             *space = space.workspace(&grant.generations);
@@ -157,6 +158,8 @@ pub(super) enum Changed<'a> {
     Stored { record: Option<&'a Record>, generations: &'a [u32] },
     /// They are discarded.
     Forgotten,
+    /// There are none but expiries that were found.
+    Kept,
 }
 
 /// Returns entries; their changes are discarded or stored. The holds end with it, except, with
@@ -165,7 +168,6 @@ pub(super) async fn hand_back(
     worker: &Rc<Worker>,
     held: &mut Coordination,
     entries: Vec<(u32, Entry)>,
-    changed: &HashSet<LockKey>,
     what: Changed<'_>,
     keep: bool,
 ) {
@@ -178,11 +180,15 @@ pub(super) async fn hand_back(
     }
     for (db, entry) in entries {
         let Some(apply) = applies.get_mut(&worker.node.owner(entry.key())) else { continue };
-        let key = (db, entry.key().into());
         match &what {
-            Changed::Forgotten if changed.contains(&key) => apply.forget.push(key),
-            Changed::Forgotten => apply.entries.push((db, entry, false)),
-            Changed::Stored { .. } => apply.entries.push((db, entry, changed.contains(&key))),
+            Changed::Forgotten if entry.was_changed() => {
+                apply.forget.push((db, entry.key().into()));
+            }
+            Changed::Forgotten | Changed::Kept => apply.entries.push((db, entry, false)),
+            Changed::Stored { .. } => {
+                let written = entry.was_changed();
+                apply.entries.push((db, entry, written));
+            }
         }
     }
     worker.end_long_turn(applies.values().map(|apply| apply.entries.len()).sum()).await;
@@ -195,7 +201,7 @@ pub(super) async fn release(
     held: &mut Coordination,
     entries: Vec<(u32, Entry)>,
 ) {
-    hand_back(worker, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
+    hand_back(worker, held, entries, Changed::Kept, false).await;
 }
 
 /// Sends the ends of holds ahead of data. A worker that has ended has lost its locks with its

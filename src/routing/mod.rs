@@ -14,6 +14,7 @@ mod call;
 mod coordinator;
 mod databases;
 mod holds;
+mod loan;
 mod permits;
 mod rest;
 mod units;
@@ -27,6 +28,7 @@ pub use call::{
 pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;
 pub use databases::Databases;
+pub(crate) use loan::run_together;
 pub(crate) use rest::at_rest;
 pub(crate) use wait::{run, run_or_wait};
 

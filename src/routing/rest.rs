@@ -1,9 +1,9 @@
 //! Jobs that run while no command does.
 
-use super::coordinator::Coordination;
+use super::coordinator::{Coordination, to_end};
 use super::holds::{hold_all, release};
 use crate::command::{Patience, RoundError};
-use crate::worker::Worker;
+use crate::worker::{ABANDONED, Worker};
 use std::future::Future;
 use std::rc::Rc;
 
@@ -17,15 +17,13 @@ pub(crate) async fn at_rest<T: 'static>(
     job: impl Future<Output = T> + 'static,
 ) -> Result<T, RoundError> {
     let coordinator = worker.clone();
-    let under_way = worker.node.ending.coordinator();
-    let resting = tokio::task::spawn_local(async move {
-        let _under_way = under_way;
+    let resting = async move {
         let mut held = Coordination::default();
         (held.patience, held.is_rest) = (Patience::Short, true);
         hold_all(&coordinator, &mut held).await?;
         let done = job.await;
         release(&coordinator, &mut held, Vec::new()).await;
         Ok(done)
-    });
-    resting.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
+    };
+    to_end(worker, resting).await.unwrap_or_else(|| Err(ABANDONED.into()))
 }

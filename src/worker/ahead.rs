@@ -33,6 +33,8 @@ struct Next {
     /// Range of its bytes in the read buffer.
     bytes: Range<usize>,
     ranges: Range<usize>,
+    /// Range of its keys, of those that will be looked up.
+    keys: Range<usize>,
     is_inline: bool,
 }
 
@@ -152,6 +154,7 @@ impl Ahead {
             at: command.filter(|c| c.one_key).and_then(|_| self.keys.get(known).copied()),
             bytes: front..front + parser.consumed(),
             ranges: from..self.ranges.len(),
+            keys: known..self.keys.len(),
             is_inline: parser.is_inline(),
         });
     }
@@ -176,6 +179,17 @@ impl Ahead {
         let source = if next.is_inline { parser.unescaped() } else { bytes };
         let args = Args::new(source, &self.ranges[next.ranges.clone()]);
         Ready { command: next.command, at: next.at, args, bytes: next.bytes.clone() }
+    }
+
+    /// Returns true if the first command is on keys, and several have keys of several workers.
+    pub(crate) fn crosses(&self, worker_of: impl Fn(KeyHash) -> usize) -> bool {
+        let crosses = |next: &&Next| {
+            let mut workers = self.keys[next.keys.clone()].iter().map(|at| worker_of(*at));
+            let first = workers.next();
+            workers.any(|worker| Some(worker) != first)
+        };
+        self.commands.first().is_some_and(|first| !first.keys.is_empty())
+            && self.commands.iter().filter(crosses).nth(1).is_some()
     }
 
     /// Prefetches the keys of the commands, then the elements that they name.

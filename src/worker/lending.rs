@@ -25,7 +25,7 @@ const AT_ONCE: usize = 64;
 /// A coordinator's request for locks and entries.
 #[derive(Debug, Default)]
 pub struct Acquire {
-    /// Keys to lock and lend; empty with `all`.
+    /// Keys to lock and lend, each once; empty with `all`.
     pub keys: Vec<(u32, Box<[u8]>)>,
     /// Parts of their values that must be in memory.
     pub needs: Vec<Need>,
@@ -48,6 +48,8 @@ pub struct Acquire {
 pub struct Grant {
     pub hold: u64,
     pub entries: Vec<(u32, Entry)>,
+    /// Those of the keys for which clients wait.
+    pub awaited: Vec<LockKey>,
     /// Generations of the databases; they are constant while the hold lasts.
     pub generations: Vec<u32>,
     /// Error text for the client if loading failed: nothing is lent, and no new lock is held.
@@ -133,6 +135,8 @@ impl Worker {
             return false;
         }
         let mut partition = self.partition.borrow_mut();
+        let hashed = |(db, key): &LockKey| (*db, self.node.layout.key_hash(key));
+        partition.store.warm(acquire.keys.iter().map(hashed));
         let mut newest = 0;
         for (db, key) in &acquire.keys {
             if !partition.store.is_hot(*db, key) {
@@ -208,12 +212,9 @@ impl Worker {
     /// Lends the entries, which are locked by `lock` or by the hold of the request.
     fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: oneshot::Sender<Grant>) {
         let mut entries = Vec::with_capacity(acquire.keys.len());
-        let mut seen = std::collections::HashSet::new();
         let mut partition = self.partition.borrow_mut();
         for (db, key) in &acquire.keys {
-            if seen.insert((db, key))
-                && let Some(entry) = partition.store.lend(*db, key)
-            {
+            if let Some(entry) = partition.store.lend(*db, key) {
                 entries.push((*db, entry));
             }
         }
@@ -228,7 +229,13 @@ impl Worker {
             let told = self.announced.count.get();
             self.remember(acquire.reads.iter().map(|key| &**key), client, told);
         }
-        if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
+        let table = self.waiters.table.borrow();
+        let awaited = match table.is_empty() {
+            true => Vec::new(),
+            false => acquire.keys.iter().filter(|key| table.is_awaited(key)).cloned().collect(),
+        };
+        drop(table);
+        if let Err(grant) = to.send(Grant { hold, entries, awaited, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
             self.apply(Apply { hold, entries, ..Apply::default() });
         }

@@ -260,6 +260,7 @@ fn seal_entry(
     hash_of: &dyn Fn(&[u8]) -> u64,
 ) {
     entry.dirty = false;
+    entry.sealed = true;
     if entry.value.is_empty_collection() {
         entry.clear();
     }

@@ -24,6 +24,23 @@ fn write_pairs(server: &Server, lane: u64, first: u64) {
     }
 }
 
+/// Lanes of a pipeline.
+const PIPELINED: u64 = 8;
+
+/// The same in pipelines, each of which runs in one loan.
+fn write_pairs_together(server: &Server, first: u64) {
+    let mut client = server.client();
+    for n in first.. {
+        let mut pipeline = redis::pipe();
+        for lane in 0..PIPELINED {
+            pipeline.mset(&[(format!("{LEFT}p{lane}"), n), (format!("{RIGHT}p{lane}"), n)]);
+        }
+        if pipeline.query::<()>(&mut client).is_err() {
+            return;
+        }
+    }
+}
+
 fn rename_back_and_forth(server: &Server, lane: u64) {
     let mut client = server.client();
     let (a, b) = (format!("{LEFT}r{lane}"), format!("{RIGHT}r{lane}"));
@@ -58,12 +75,24 @@ fn mset_and_rename_over_shards_are_never_torn_by_kill_9() {
                     scope.spawn(move || write_pairs(server, lane, kill * 1_000_000 + 1));
                     scope.spawn(move || rename_back_and_forth(server, lane));
                 }
+                let server = &server;
+                scope.spawn(move || write_pairs_together(server, kill * 1_000_000 + 1));
                 std::thread::sleep(Duration::from_millis(60 + kill * 37 % 150));
                 server.kill_shared();
             });
             server.reap();
             server.restart();
             let mut client = server.client();
+            let mut before = u64::MAX;
+            for lane in 0..PIPELINED {
+                let (left, right): (Option<u64>, Option<u64>) = client
+                    .mget(&[format!("{LEFT}p{lane}"), format!("{RIGHT}p{lane}")])
+                    .expect("an answer");
+                assert_eq!(left, right, "an MSET of a pipeline was torn in {mode}");
+                let n = left.unwrap_or_default();
+                assert!(n <= before, "a later MSET of a pipeline is stored alone in {mode}");
+                before = n;
+            }
             for lane in 0..3u64 {
                 let (left, right): (Option<u64>, Option<u64>) = client
                     .mget(&[format!("{LEFT}{lane}"), format!("{RIGHT}{lane}")])

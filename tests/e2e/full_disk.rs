@@ -87,7 +87,7 @@ impl Client {
 }
 
 /// A server whose journal has room for small writes only.
-fn full_server(mode: &str, workers: &str) -> Server {
+pub(super) fn full_server(mode: &str, workers: &str) -> Server {
     let server = Server::start(
         &[
             ["--appendfsync", mode],

@@ -62,6 +62,7 @@ mod streams;
 mod succession;
 mod switch_over;
 mod tls;
+mod together;
 mod tracking;
 mod transactions;
 mod undeclared;

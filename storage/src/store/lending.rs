@@ -16,7 +16,7 @@ impl Store {
         if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
             let mut entry = found.remove().0;
             self.memory = self.memory.saturating_sub(entry.counted);
-            entry.visible = false;
+            (entry.visible, entry.sealed) = (false, false);
             return Some(entry);
         }
         self.is_hot(db, key).then(|| Entry::absent(key, at.hash))

@@ -501,9 +501,11 @@ impl Store {
         let at = self.at(key);
         let Some(of_db) = self.dbs.get_mut(db as usize) else { return true };
         let table = of_db.table(at.slot);
+        if table.map.find(at.hash, |e| *e.key == *key).is_some() {
+            return true;
+        }
         let may_exist = table.may_exist(key);
-        table.map.find(at.hash, |e| *e.key == *key).is_some()
-            || !self.lacks(at.slot) && (!may_exist || !self.may_be_stored(db, at))
+        !self.lacks(at.slot) && (!may_exist || !self.may_be_stored(db, at))
     }
 
     /// Returns true if the journal or the engine may have a key that is not in memory.

@@ -127,11 +127,6 @@ impl Store {
         self.get_mut(db, at, key).is_some_and(|entry| entry.dirty)
     }
 
-    /// Returns the keys that the open round has changed.
-    pub fn changed_keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
-        self.dirty.iter().map(|key| (key.db, &*key.key))
-    }
-
     /// Reverts a key to its last journaled value. If that is its absence, the absence stays known.
     fn revert(&mut self, db: u32, key: &[u8], good: u64) {
         let at = self.layout.key_hash(key);

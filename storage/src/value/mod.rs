@@ -315,6 +315,8 @@ pub struct Entry {
     pub(crate) dirty: bool,
     /// True if a change other than [`crate::notes::NoteKind::Touched`] was made since it was lent.
     pub(crate) visible: bool,
+    /// True if a round that has changed it since it was lent was sealed.
+    pub(crate) sealed: bool,
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);
@@ -362,6 +364,7 @@ impl Entry {
             accesses: access::LFU_FIRST,
             dirty: false,
             visible: false,
+            sealed: false,
             unit: 0,
         }
     }
@@ -401,9 +404,9 @@ impl Entry {
         self.accesses = accesses;
     }
 
-    /// Returns true if it has changes that are not in the journal.
-    pub fn is_dirty(&self) -> bool {
-        self.dirty
+    /// Returns true if it was changed since it was lent, whether or not in a sealed round.
+    pub fn was_changed(&self) -> bool {
+        self.dirty || self.sealed
     }
 
     /// Deletes the key: the entry becomes absent.

@@ -1,0 +1,152 @@
+//! Commands of a pipeline that has several on keys of several workers: they run in one loan (see
+//! `routing`'s `loan.rs`), together with the commands on keys of one worker that are between them.
+
+use super::cycle::Cycle;
+use super::step::{Manner, NextStep};
+use super::{Connection, gate};
+use crate::command::{Command, Outcome, OwnedCommand, Route};
+use crate::node::Health;
+use crate::routing::{self, Target};
+use crate::session::ReplyMode;
+use crate::worker::{Ahead, MAX_REPLIES, Ready, Stopped};
+use bytes::Buf;
+use flagstone_commands::flag;
+use flagstone_wire::resp::Parser;
+use gate::Admitted;
+use std::io::Result;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+/// Maximum number of keys, and of arguments, of commands that run in one loan.
+const KEYS: usize = 64;
+const ARGUMENTS: usize = 512;
+
+/// Commands that may run in one loan.
+#[derive(Default)]
+struct Together {
+    commands: Vec<OwnedCommand>,
+    /// End of each command in the read buffer.
+    ends: Vec<usize>,
+    /// Number of those on keys of several workers.
+    many: usize,
+    keys: usize,
+    arguments: usize,
+    bytes: usize,
+}
+
+impl Together {
+    /// Adds a command if it may run in a loan with those before. Returns false if it is too much.
+    fn add(&mut self, connection: &Connection, command: &'static Command, one: &Ready<'_>) -> bool {
+        let (session, worker) = (&connection.session, &connection.worker);
+        let is_read = |command: &Command| command.spec.has(flag!(READONLY));
+        if !matches!(command.spec.run, Route::Keys(_))
+            || command.undeclared_keys
+            || command.spec.has(flag!(BLOCKING))
+            || self.commands.first().is_some_and(|it| is_read(it.command) != is_read(command))
+        {
+            return false;
+        }
+        let args = one.args;
+        self.keys += command.keys(args, session.db).len();
+        self.arguments += args.len();
+        self.bytes += args.bytes();
+        if self.keys > KEYS || self.arguments > ARGUMENTS || self.bytes > MAX_REPLIES {
+            return false;
+        }
+        let at = routing::target(&worker.node, command, args, one.at, session.db, worker.id);
+        self.commands.push(OwnedCommand::new(command, args, session.request()));
+        self.ends.push(one.bytes.end);
+        self.many += usize::from(at == Target::Many);
+        true
+    }
+}
+
+impl Connection {
+    /// Returns true if commands may run in one loan that are to run next, and of which several are
+    /// on keys of several workers.
+    pub(super) fn are_together(&self, ahead: &Ahead, cycle: &Cycle) -> bool {
+        let node = &self.worker.node;
+        node.shard_workers > 1
+            && ahead.crosses(|at| node.worker_of(at.slot))
+            && cycle.is_empty()
+            && self.may_gather()
+    }
+
+    fn may_gather(&self) -> bool {
+        let session = &self.session;
+        session.reply_mode == ReplyMode::On
+            && session.transaction.is_none()
+            && session.tracking.is_none()
+    }
+
+    /// Runs the commands at the front of the buffer in one loan, if several of them are on keys of
+    /// several workers. Returns false if none has run.
+    pub(super) async fn run_together(&mut self) -> Result<bool> {
+        let Some(Together { commands, ends, .. }) = self.gather() else { return Ok(false) };
+        let commands: Rc<[OwnedCommand]> = commands.into();
+        let left = self.buf.len() - ends[0];
+        self.note_command(commands[0].command, commands[0].args(), left);
+        let answers = routing::run_together(&self.worker, commands.clone()).await;
+        let Some(end) = answers.len().checked_sub(1).and_then(|last| ends.get(last)) else {
+            return Ok(false);
+        };
+        self.buf.advance(*end);
+        // The first one was counted when it was found to be a barrier.
+        let stats = self.worker.stats();
+        stats.commands.fetch_add(answers.len() as u64 - 1, Ordering::Relaxed);
+        // Other clients need not wait until this one has read its replies.
+        self.worker.node.broadcast.pubsub.ring();
+        let confirmed = self.worker.node.health.confirm_owner(&self.worker.settings()).await;
+        let mut out = self.session.request().reply();
+        for (one, answer) in commands.iter().zip(answers) {
+            self.wrote |= gate::may_change(one.command);
+            self.show(one.command, one.args());
+            match confirmed {
+                Err(text) if answer.outcome != Outcome::Refused => {
+                    let text = Health::uncertain(text, gate::may_change(one.command));
+                    if !answer.outcome.is_error() {
+                        self.worker.stats().failed(one.command, text);
+                    }
+                    out.error(text);
+                }
+                _ => out.take_over(answer.reply),
+            }
+        }
+        self.add_pushes(&mut out);
+        self.reply(&out).await?;
+        drop(out);
+        self.relieve_unread();
+        Ok(true)
+    }
+
+    /// Returns the commands at the front of the buffer that may run in one loan, if several of
+    /// them are on keys of several workers.
+    fn gather(&self) -> Option<Together> {
+        if !self.may_gather() {
+            return None;
+        }
+        let session = &self.session;
+        let settings = self.worker.settings();
+        let limits = self.limits(&settings);
+        let mut together = Together::default();
+        let (mut parser, mut parsed) = (Parser::new(), 0);
+        let mut ahead = self.worker.buffers.take_ahead();
+        let layout = &self.worker.node.layout;
+        loop {
+            let stopped = ahead.fill(&mut parser, &self.buf, &mut parsed, &limits, layout);
+            let mut next = (0..ahead.len()).map(|n| ahead.get(n, &parser, &self.buf));
+            let all = next.all(|one| {
+                let args = one.args;
+                let admitted = gate::admit(session, &self.worker, one.command, args, &settings);
+                let Admitted::Run(command) = admitted else { return false };
+                matches!(NextStep::of(session, command, args), NextStep::Run(Manner::Keys))
+                    && together.add(self, command, &one)
+            });
+            if !all || !matches!(stopped, Stopped::Full) {
+                break;
+            }
+        }
+        self.worker.buffers.give_ahead(ahead);
+        (together.many > 1).then_some(together)
+    }
+}

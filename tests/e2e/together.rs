@@ -1,0 +1,293 @@
+//! Commands of a pipeline on keys of several workers, which run in one loan: no client can tell.
+
+use super::Server;
+use super::followers::{caught_up, contents, follow};
+use super::full_disk::full_server;
+use super::neighbours::{TWO_WORKERS, encode, expect, info};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Commands; `$s` is a key with a string, `$l`, `$t` and `$z` are keys with a list, a set and a
+/// sorted set, `$k` is any of them, and `#` a number. Keys are on both workers.
+const LINES: &[&str] = &[
+    "MSET $s # $s #",
+    "MSET $s # $s # $s #",
+    "MSET $s # $s #",
+    "MSETNX $s # $s #",
+    "MGET $s $s $k",
+    "MGET $s $s",
+    "DEL $k $s",
+    "UNLINK $l $t",
+    "EXISTS $k $k $k",
+    "TOUCH $k $k",
+    "RENAME $k $k",
+    "RENAMENX $s $s",
+    "COPY $k $k REPLACE",
+    "LMOVE $l $l LEFT RIGHT",
+    "LMOVE $l $l RIGHT LEFT",
+    "RPOPLPUSH $l $k",
+    "LMPOP 2 $l $l LEFT COUNT 2",
+    "RPUSH $l #",
+    "LPUSH $l # #",
+    "LRANGE $l 0 3",
+    "LLEN $k",
+    "SMOVE $t $t #",
+    "SADD $t # # #",
+    "SUNIONSTORE $t $t $k",
+    "SINTERSTORE $t $t $t",
+    "SINTERCARD 2 $t $t",
+    "SCARD $t",
+    "ZADD $z # m#",
+    "ZUNIONSTORE $z 2 $z $t",
+    "ZRANGESTORE $z $z 0 5",
+    "ZRANGE $z 0 2",
+    "SORT $t STORE $l",
+    "SORT $t LIMIT 0 4 STORE $l",
+    "BITOP OR $s $s $s",
+    "PFADD p$s #",
+    "PFMERGE p$s p$s p$s",
+    "PFCOUNT p$s p$s",
+    "LCS $s $s LEN",
+    "INCR $s",
+    "APPEND $s #",
+    "GET $s",
+    "SET $s #",
+    "SELECT 1",
+    "SELECT 0",
+    "MULTI\nMSET $s # $s #\nINCR $s\nEXEC",
+    "WATCH $k $k\nMSET $s # $s #\nMULTI\nDEL $s\nEXEC",
+    "CLIENT REPLY SKIP\nMSET $s # $s #",
+    "MSET $s",
+    "NOSUCH $s $s",
+    "EVAL return(redis.call('MSET',KEYS[1],1,KEYS[2],2)) 2 $s $s",
+];
+
+/// Numbers that look random, the same for every seed.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+
+    fn key(&mut self, kind: char) -> String {
+        let kind = if kind == 'k' { ['s', 'l', 't', 'z'][self.below(4)] } else { kind };
+        format!("{kind}{{{}}}{}", ["a", "b"][self.below(2)], self.below(3))
+    }
+
+    fn lines(&mut self) -> Vec<String> {
+        let mut out = String::new();
+        let mut template = LINES[self.below(LINES.len())].chars();
+        while let Some(next) = template.next() {
+            match next {
+                '$' => out.push_str(&self.key(template.next().expect("a kind"))),
+                '#' => out.push_str(&self.below(20).to_string()),
+                other => out.push(other),
+            }
+        }
+        out.lines().map(str::to_owned).collect()
+    }
+}
+
+fn request(line: &str) -> Vec<u8> {
+    encode(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>())
+}
+
+/// Sends lines in one piece, and returns the answers to them.
+fn answers(socket: &mut TcpStream, lines: &[String], end: &str) -> String {
+    let mut bytes: Vec<u8> = lines.iter().flat_map(|line| request(line)).collect();
+    bytes.extend(request(&format!("ECHO {end}")));
+    socket.write_all(&bytes).expect("sent");
+    let (mut out, end) = (Vec::new(), format!("{end}\r\n"));
+    while !out.ends_with(end.as_bytes()) {
+        let mut piece = [0; 4096];
+        let n = socket.read(&mut piece).expect("an answer");
+        assert_ne!(n, 0, "closed behind {}", String::from_utf8_lossy(&out));
+        out.extend_from_slice(&piece[..n]);
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Collections of which a restarted server reads parts only.
+fn fill(server: &Server) {
+    let mut socket = server.socket();
+    for (name, kind) in [("RPUSH", 'l'), ("SADD", 't'), ("ZADD", 'z')] {
+        for tag in ["a", "b"] {
+            let mut line = format!("{name} {kind}{{{tag}}}0");
+            for n in 0..1500 {
+                line.push_str(&if kind == 'z' { format!(" {n} m{n}") } else { format!(" {n}") });
+            }
+            answers(&mut socket, &[line], "filled");
+        }
+    }
+}
+
+/// Events that a listener has heard, by key.
+fn heard(listener: &mut TcpStream) -> BTreeMap<String, Vec<String>> {
+    listener.set_read_timeout(Some(Duration::from_millis(400))).expect("set");
+    let (mut out, mut piece) = (Vec::new(), [0; 65536]);
+    while let Ok(n @ 1..) = listener.read(&mut piece) {
+        out.extend_from_slice(&piece[..n]);
+    }
+    let text = String::from_utf8(out).expect("text");
+    let mut by_key: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for message in text.split("*4\r\n").filter(|message| message.contains("pmessage")) {
+        let words: Vec<&str> = message.split("\r\n").collect();
+        by_key.entry(words[7].to_owned()).or_default().push(words[5].to_owned());
+    }
+    by_key
+}
+
+fn listener(server: &Server) -> TcpStream {
+    let mut socket = server.socket();
+    socket.write_all(&request("PSUBSCRIBE __keyevent*")).expect("sent");
+    expect(&mut socket, b"*3\r\n$10\r\npsubscribe\r\n$11\r\n__keyevent*\r\n:1\r\n");
+    socket
+}
+
+/// Runs the same pipelines on one worker and on two: the answers, the events and the data are the
+/// same; those of a replica, too.
+#[test]
+fn pipelines_on_several_workers_answer_and_store_as_on_one() {
+    let events = ["--notify-keyspace-events", "KEA"];
+    let one = Server::start(&[&["--workers", "1", "--shards", "2"], &events[..]].concat());
+    let mut two = Server::start(&[&TWO_WORKERS[..], &events].concat());
+    let replica = follow(&two, &TWO_WORKERS);
+    fill(&one);
+    fill(&two);
+    let mut draws = Draws(88_172_645_463_325_252);
+    for life in 0..3 {
+        let mut listeners = [&one, &two].map(listener);
+        let mut sockets = [&one, &two].map(Server::socket);
+        for n in 0..60 {
+            let count = 1 + draws.below(40);
+            let lines: Vec<String> = (0..count).flat_map(|_| draws.lines()).collect();
+            let [want, got] =
+                sockets.each_mut().map(|socket| answers(socket, &lines, &format!("end{n}")));
+            assert_eq!(got, want, "pipeline {n} of life {life}: {lines:#?}");
+        }
+        let [want, got] = listeners.each_mut().map(heard);
+        assert!(!want.is_empty());
+        for (key, events) in &want {
+            assert_eq!(got.get(key), Some(events), "events of {key} in life {life}");
+        }
+        let mut clients = [&one, &two, &replica].map(Server::client);
+        let [_, primary, copy] = &mut clients;
+        caught_up(primary, copy);
+        for db in 0..2 {
+            let [want, got, copied] = clients.each_mut().map(|client| contents(client, db));
+            assert_eq!(got, want, "database {db} in life {life}");
+            assert_eq!(copied, want, "the replica's database {db} in life {life}");
+        }
+        drop((clients, sockets));
+        // All is read from the disk again: commands miss what they need, and run more than once.
+        two.kill();
+        two.restart();
+    }
+}
+
+#[test]
+fn a_client_that_waits_gets_the_first_element_of_a_pipeline() {
+    let server = Server::start(&TWO_WORKERS);
+    let (mut first, mut waiting) = (server.socket(), server.socket());
+    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
+    answers(&mut first, &lines("RPUSH {a} 1 2 3"), "filled");
+    waiting.write_all(&request("BLPOP {b} 0")).expect("sent");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while info(&server, "clients", "blocked_clients") != 1 {
+        assert!(Instant::now() < deadline, "nobody waits");
+    }
+    // With its locks held on, the waiting client would get 3 from the head of the list.
+    let moves = "EXISTS {a} {b}|LMOVE {a} {b} LEFT LEFT|LMOVE {a} {b} LEFT LEFT|LMOVE {a} {b} LEFT LEFT|LRANGE {b} 0 -1";
+    let got = answers(&mut first, &lines(moves), "moved");
+    let want = ":1|$1|1|$1|2|$1|3|*2|$1|3|$1|2|$5|moved|";
+    assert_eq!(got.replace("\r\n", "|"), want);
+    expect(&mut waiting, b"*2\r\n$3\r\n{b}\r\n$1\r\n1\r\n");
+}
+
+#[test]
+fn every_command_of_a_loan_that_is_not_stored_fails() {
+    let mut server = full_server("always", "2");
+    let mut socket = server.socket();
+    server.limit_files(None);
+    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
+    let set = lines("MSET {a} 1 {b} 1|MSET {a}c 1 {b}c 1");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !answers(&mut socket, &set, "set").starts_with("+OK\r\n+OK\r\n") {
+        assert!(Instant::now() < deadline, "there is room again");
+    }
+    server.limit_files(Some(1));
+    let value = "x".repeat(20_000);
+    let large = format!("MSET {{a}} {value} {{b}} 2|MSET {{a}}c 2 {{b}}c {value}|GET {{a}}c z");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let got = loop {
+        let got = answers(&mut socket, &lines(&large), "large");
+        if !got.contains("+OK") {
+            break got;
+        }
+        assert!(Instant::now() < deadline, "{got}");
+    };
+    let errors: Vec<&str> = got.lines().filter(|line| line.starts_with('-')).collect();
+    assert_eq!(errors.len(), 3, "{got}");
+    server.limit_files(None);
+    let before = answers(&mut socket, &lines("MGET {a} {b}|MGET {a}c {b}c"), "before");
+    server.kill();
+    server.restart();
+    let after = answers(&mut server.socket(), &lines("MGET {a} {b}|MGET {a}c {b}c"), "before");
+    assert_eq!(after, before, "what was shown is there after a crash");
+}
+
+#[test]
+fn commands_of_a_loan_are_counted_and_shown_one_by_one() {
+    let options = [&TWO_WORKERS[..], &["--slowlog-log-slower-than", "0"]].concat();
+    let server = Server::start(&options);
+    let (mut socket, mut monitor) = (server.socket(), server.socket());
+    monitor.write_all(&request("MONITOR")).expect("sent");
+    expect(&mut monitor, b"+OK\r\n");
+    let mut counted = |line: &dyn Fn(usize) -> String| {
+        let lines: Vec<String> = (0..20).map(line).collect();
+        let before = info(&server, "stats", "total_commands_processed");
+        answers(&mut socket, &lines, "twenty");
+        info(&server, "stats", "total_commands_processed") - before
+    };
+    let one_by_one = counted(&|n| format!("SET {{a}} {n}"));
+    assert_eq!(counted(&|n| format!("MSET {{a}} {n} {{b}} {n}")), one_by_one);
+    let text: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut server.client()).expect("told");
+    assert!(text.contains("cmdstat_mset:calls=20,"), "{text}");
+    monitor.set_read_timeout(Some(Duration::from_millis(500))).expect("set");
+    let (mut shown, mut piece) = (Vec::new(), [0; 65536]);
+    while let Ok(n @ 1..) = monitor.read(&mut piece) {
+        shown.extend_from_slice(&piece[..n]);
+    }
+    let shown = String::from_utf8(shown).expect("text");
+    let seen: Vec<&str> = shown.lines().filter(|line| line.contains("MSET")).collect();
+    let want: Vec<String> =
+        (0..20).map(|n| format!("\"MSET\" \"{{a}}\" \"{n}\" \"{{b}}\" \"{n}\"")).collect();
+    assert_eq!(seen.len(), 20, "{shown}");
+    assert!(seen.iter().zip(&want).all(|(seen, want)| seen.ends_with(want)), "{shown}");
+    let slow: Vec<redis::Value> =
+        redis::cmd("SLOWLOG").arg("GET").arg(100).query(&mut server.client()).expect("told");
+    assert!(slow.len() >= 20, "{}", slow.len());
+}
+
+#[test]
+fn client_caching_no_is_for_one_command_of_a_pipeline() {
+    let server = Server::start(&TWO_WORKERS);
+    let (mut reader, mut writer) = (server.socket(), server.socket());
+    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
+    answers(&mut reader, &lines("HELLO 3|CLIENT TRACKING ON OPTOUT"), "on");
+    let reads = "CLIENT CACHING NO|MGET {a} {b}|MGET {a}c {b}c|MGET {a}d {b}d";
+    answers(&mut reader, &lines(reads), "read");
+    answers(&mut writer, &lines("SET {a} 1|SET {b} 1"), "written");
+    for key in ["{b}c", "{a}d"] {
+        answers(&mut writer, &[format!("SET {key} 1")], "written");
+        let push = format!(">2\r\n$10\r\ninvalidate\r\n*1\r\n$4\r\n{key}\r\n");
+        expect(&mut reader, push.as_bytes());
+    }
+}
