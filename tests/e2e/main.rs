@@ -10,6 +10,7 @@ mod bucket_split;
 mod certificates;
 mod checkpoints;
 mod cluster;
+mod cluster_channels;
 mod compression;
 mod config;
 mod converting;
