@@ -280,6 +280,11 @@ fn redirected(
     Some(Admitted::Refused(Refusal::Redirect(text)))
 }
 
+/// Returns true if a session's user may run a command; logs nothing.
+pub(super) fn is_allowed(session: &Session, command: &Command, args: Args<'_>) -> bool {
+    session.account.is_free() || session.account.user().check(command, args).is_ok()
+}
+
 /// Returns the error if a session's user may not run a command, and logs that.
 fn denied(
     session: &Session,

@@ -27,7 +27,6 @@ use crate::clients::{Client, count};
 use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::large;
-use crate::monitor::Line;
 use crate::routing::{self, Call, CallOutcome, CallStop};
 use crate::session::{ReplyMode, Session};
 use crate::transport::Stream;
@@ -556,20 +555,7 @@ impl Connection {
     /// Shows a command that runs to monitors.
     #[inline]
     fn show(&self, command: &Command, args: Args<'_>) {
-        let hidden = flag!(ADMIN | SKIP_MONITOR);
-        if self.worker.node.broadcast.monitors.any() && !command.spec.has(hidden) {
-            self.show_to_monitors(args);
-        }
-    }
-
-    #[cold]
-    fn show_to_monitors(&self, args: Args<'_>) {
-        let node = &self.worker.node;
-        let now_us = node.clock.now_us();
-        let source = self.session.client.addr.in_monitor();
-        let line = Line { now_us, db: self.session.db, source: &source, args };
-        let limits = self.worker.settings().client_output_buffer_limit;
-        node.broadcast.monitors.tell(&line, &limits, now_us / 1000);
+        self.worker.show(command, &self.session.client, self.session.db, args);
     }
 }
 

@@ -15,7 +15,6 @@ use flagstone_wire::resp::Parser;
 use gate::Admitted;
 use std::io::Result;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 /// Maximum number of keys, and of arguments, of commands that run in one loan.
 const KEYS: usize = 64;
@@ -34,18 +33,17 @@ struct Together {
     bytes: usize,
 }
 
+/// Returns true if a command may run in one loan with others.
+fn may_share(command: &Command) -> bool {
+    matches!(command.spec.run, Route::Keys(_))
+        && !command.undeclared_keys
+        && !command.spec.has(flag!(BLOCKING))
+}
+
 impl Together {
     /// Adds a command if it may run in a loan with those before. Returns false if it is too much.
     fn add(&mut self, connection: &Connection, command: &'static Command, one: &Ready<'_>) -> bool {
         let (session, worker) = (&connection.session, &connection.worker);
-        let is_read = |command: &Command| command.spec.has(flag!(READONLY));
-        if !matches!(command.spec.run, Route::Keys(_))
-            || command.undeclared_keys
-            || command.spec.has(flag!(BLOCKING))
-            || self.commands.first().is_some_and(|it| is_read(it.command) != is_read(command))
-        {
-            return false;
-        }
         let args = one.args;
         self.keys += command.keys(args, session.db).len();
         self.arguments += args.len();
@@ -67,7 +65,7 @@ impl Connection {
     pub(super) fn are_together(&self, ahead: &Ahead, cycle: &Cycle) -> bool {
         let node = &self.worker.node;
         node.shard_workers > 1
-            && ahead.crosses(|at| node.worker_of(at.slot))
+            && ahead.crosses(may_share, |at| node.worker_of(at.slot))
             && cycle.is_empty()
             && self.may_gather()
     }
@@ -86,21 +84,21 @@ impl Connection {
         let commands: Rc<[OwnedCommand]> = commands.into();
         let left = self.buf.len() - ends[0];
         self.note_command(commands[0].command, commands[0].args(), left);
-        let answers = routing::run_together(&self.worker, commands.clone()).await;
+        let client = self.session.client.clone();
+        let answers = routing::run_together(&self.worker, client, commands.clone()).await;
         let Some(end) = answers.len().checked_sub(1).and_then(|last| ends.get(last)) else {
             return Ok(false);
         };
         self.buf.advance(*end);
-        // The first one was counted when it was found to be a barrier.
-        let stats = self.worker.stats();
-        stats.commands.fetch_add(answers.len() as u64 - 1, Ordering::Relaxed);
         // Other clients need not wait until this one has read its replies.
         self.worker.node.broadcast.pubsub.ring();
         let confirmed = self.worker.node.health.confirm_owner(&self.worker.settings()).await;
         let mut out = self.session.request().reply();
-        for (one, answer) in commands.iter().zip(answers) {
+        for (n, (one, answer)) in commands.iter().zip(answers).enumerate() {
             self.wrote |= gate::may_change(one.command);
-            self.show(one.command, one.args());
+            if n > 0 {
+                self.session.client.runs(one.command.id);
+            }
             match confirmed {
                 Err(text) if answer.outcome != Outcome::Refused => {
                     let text = Health::uncertain(text, gate::may_change(one.command));
@@ -136,11 +134,21 @@ impl Connection {
             let stopped = ahead.fill(&mut parser, &self.buf, &mut parsed, &limits, layout);
             let mut next = (0..ahead.len()).map(|n| ahead.get(n, &parser, &self.buf));
             let all = next.all(|one| {
+                // Who is refused is told, and counted, when it is its turn.
                 let args = one.args;
-                let admitted = gate::admit(session, &self.worker, one.command, args, &settings);
-                let Admitted::Run(command) = admitted else { return false };
-                matches!(NextStep::of(session, command, args), NextStep::Run(Manner::Keys))
-                    && together.add(self, command, &one)
+                one.command.is_some_and(|command| {
+                    may_share(command)
+                        && gate::is_allowed(session, command, args)
+                        && matches!(
+                            gate::admit(session, &self.worker, one.command, args, &settings),
+                            Admitted::Run(_)
+                        )
+                        && matches!(
+                            NextStep::of(session, command, args),
+                            NextStep::Run(Manner::Keys)
+                        )
+                        && together.add(self, command, &one)
+                })
             });
             if !all || !matches!(stopped, Stopped::Full) {
                 break;

@@ -10,6 +10,7 @@
 //! in the end.
 
 use super::holds::{Changed, Record, append, borrow, hand_back, hold_all, release};
+use super::loan::LATE;
 use super::units::{lose, run_detached};
 use super::{databases, permits};
 use crate::cluster::{ExpectedPart, PATIENCE};
@@ -279,7 +280,12 @@ async fn attempt(
     out: &mut Reply,
 ) -> UnitOutcome {
     let node = &worker.node;
+    let asked = Instant::now();
     let mut space = acquire_all(worker, wanted, held).await?;
+    if asked.elapsed() > LATE && is_killed(node, command.request.client) {
+        abandon(worker, command, held, space, false).await;
+        return Err(UnitStop::Closing);
+    }
     let settings = worker.settings();
     let now_ms = node.clock.now_ms();
     if let Some(text) = worker.refused_late(&command.invocation(now_ms, &settings)) {
@@ -329,6 +335,11 @@ async fn attempt(
     held.notes.append(&mut notes);
     (held.effects, *out) = (ran.effects, ran.out);
     ran.outcome
+}
+
+/// Returns true if a client's connection was closed by force.
+fn is_killed(node: &Node, client: u64) -> bool {
+    client != 0 && node.clients.get(client).is_none_or(|client| client.is_killed())
 }
 
 /// Stores all changes of a command or none, and returns the entries that it was lent.

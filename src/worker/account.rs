@@ -2,11 +2,14 @@
 //! commands.
 
 use super::Worker;
+use crate::clients::Client;
 use crate::command::{Command, OwnedCommand, Request, registry};
 use crate::commandlog::{self, CommandCost, Excess, LogKind, LoggedCommand};
 use crate::config::Settings;
+use crate::monitor::Line;
 use crate::traces;
 use crate::unit::Effects;
+use flagstone_commands::flag;
 use flagstone_storage::latency::LATENCY;
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
@@ -65,6 +68,24 @@ impl Worker {
             let kept = commandlog::kept_args(*args);
             exceeded.iter().for_each(|excess| self.log_command(kept.clone(), client, excess));
         }
+    }
+
+    /// Shows a client's command that runs to monitors.
+    #[inline]
+    pub(crate) fn show(&self, command: &Command, client: &Client, db: u32, args: Args<'_>) {
+        let hidden = flag!(ADMIN | SKIP_MONITOR);
+        if self.node.broadcast.monitors.any() && !command.spec.has(hidden) {
+            self.show_to_monitors(client, db, args);
+        }
+    }
+
+    #[cold]
+    fn show_to_monitors(&self, client: &Client, db: u32, args: Args<'_>) {
+        let now_us = self.node.clock.now_us();
+        let source = client.addr.in_monitor();
+        let line = Line { now_us, db, source: &source, args };
+        let limits = self.settings().client_output_buffer_limit;
+        self.node.broadcast.monitors.tell(&line, &limits, now_us / 1000);
     }
 
     /// Counts the parts of a unit that has run, and shows them to monitors.

@@ -181,15 +181,20 @@ impl Ahead {
         Ready { command: next.command, at: next.at, args, bytes: next.bytes.clone() }
     }
 
-    /// Returns true if the first command is on keys, and several have keys of several workers.
-    pub(crate) fn crosses(&self, worker_of: impl Fn(KeyHash) -> usize) -> bool {
+    /// Returns true if several of the first commands for which `may_share` holds have keys of several
+    /// workers.
+    pub(crate) fn crosses(
+        &self,
+        may_share: impl Fn(&Command) -> bool,
+        worker_of: impl Fn(KeyHash) -> usize,
+    ) -> bool {
         let crosses = |next: &&Next| {
             let mut workers = self.keys[next.keys.clone()].iter().map(|at| worker_of(*at));
             let first = workers.next();
             workers.any(|worker| Some(worker) != first)
         };
-        self.commands.first().is_some_and(|first| !first.keys.is_empty())
-            && self.commands.iter().filter(crosses).nth(1).is_some()
+        let first = self.commands.iter().take_while(|it| it.command.is_some_and(&may_share));
+        first.filter(crosses).nth(1).is_some()
     }
 
     /// Prefetches the keys of the commands, then the elements that they name.

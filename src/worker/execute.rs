@@ -218,8 +218,7 @@ impl Worker {
         scope: Scope,
         out: &mut Reply,
     ) -> Attempt {
-        let Invocation { command, args, request, settings, .. } = run;
-        let (command, args) = (*command, *args);
+        let &Invocation { command, args, request, settings, .. } = run;
         if let Some(text) = self.refused_late(run) {
             out.error(text);
             return Ok(Executed { round: 0, outcome: Outcome::Refused });
@@ -237,7 +236,7 @@ impl Worker {
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        self.node.begin_request(store, run.now_ms, request);
+        self.node.begin_request(store, run.now_ms, &request);
         store.notes.want(self.node.interest(settings));
         if command.undeclared_keys {
             store.confine(scope);
@@ -245,9 +244,10 @@ impl Worker {
         if let (Some(at), Some(key)) = (run.at, args.get(1)) {
             store.hint(key, at);
         }
-        let (db, again, data) = (request.db, request.again, &settings.data);
-        let reads_all = self.node.reads_all(*request, command, args);
-        let mut cx = Ctx { again, reads_all, ..Ctx::new(store, out, db, data) };
+        let Request { db, again, .. } = request;
+        let reads_all = self.node.reads_all(request, command, args);
+        let before = store.stats.lookups();
+        let mut cx = Ctx { again, reads_all, ..Ctx::new(store, out, db, &settings.data) };
         cx.store.words.begin_group();
         let outcome = said::run(&mut cx, command, args, |cx, args| handler(cx, args));
         cx.store.words.end_group();
@@ -261,7 +261,8 @@ impl Worker {
             }
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
-                // Entries that it has met may have expired.
+                // It will look its keys up again. Entries that it has met may have expired.
+                partition.store.stats.set_lookups(before);
                 partition.store.notes.retry();
                 self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, run).into());
@@ -270,8 +271,7 @@ impl Worker {
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.has_to_commit());
         if request.track && empty.is_none() {
-            let has_news = !partition.store.notes.is_empty();
-            self.remember_read(run, has_news);
+            self.remember_read(run, !partition.store.notes.is_empty());
         }
         if dirty {
             self.commit_soon();

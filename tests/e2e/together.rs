@@ -195,7 +195,6 @@ fn pipelines_on_several_workers_answer_and_store_as_on_one() {
 fn a_client_that_waits_gets_the_first_element_of_a_pipeline() {
     let server = Server::start(&TWO_WORKERS);
     let (mut first, mut waiting) = (server.socket(), server.socket());
-    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
     answers(&mut first, &lines("RPUSH {a} 1 2 3"), "filled");
     waiting.write_all(&request("BLPOP {b} 0")).expect("sent");
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -215,7 +214,6 @@ fn every_command_of_a_loan_that_is_not_stored_fails() {
     let mut server = full_server("always", "2");
     let mut socket = server.socket();
     server.limit_files(None);
-    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
     let set = lines("MSET {a} 1 {b} 1|MSET {a}c 1 {b}c 1");
     let deadline = Instant::now() + Duration::from_secs(30);
     while !answers(&mut socket, &set, "set").starts_with("+OK\r\n+OK\r\n") {
@@ -280,7 +278,6 @@ fn commands_of_a_loan_are_counted_and_shown_one_by_one() {
 fn client_caching_no_is_for_one_command_of_a_pipeline() {
     let server = Server::start(&TWO_WORKERS);
     let (mut reader, mut writer) = (server.socket(), server.socket());
-    let lines = |text: &str| text.split('|').map(str::to_owned).collect::<Vec<_>>();
     answers(&mut reader, &lines("HELLO 3|CLIENT TRACKING ON OPTOUT"), "on");
     let reads = "CLIENT CACHING NO|MGET {a} {b}|MGET {a}c {b}c|MGET {a}d {b}d";
     answers(&mut reader, &lines(reads), "read");
@@ -290,4 +287,96 @@ fn client_caching_no_is_for_one_command_of_a_pipeline() {
         let push = format!(">2\r\n$10\r\ninvalidate\r\n*1\r\n$4\r\n{key}\r\n");
         expect(&mut reader, push.as_bytes());
     }
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.split('|').map(str::to_owned).collect()
+}
+
+/// Keeps a key of the second worker locked for a while: calls `meanwhile` before its end.
+fn while_locked(server: &Server, meanwhile: impl FnOnce()) {
+    let mut holder = server.socket();
+    let script = "redis.call('SET',KEYS[1],1) redis.call('SET',KEYS[2],1) local ends=os.clock()+ARGV[1] \
+        while os.clock()<ends do end return 1";
+    let words = ["EVAL", script, "2", "{b}x", "{a}z", "1.5"];
+    holder.write_all(&encode(&words.map(str::as_bytes))).expect("sent");
+    std::thread::sleep(Duration::from_millis(300));
+    meanwhile();
+    expect(&mut holder, b":1\r\n");
+}
+
+fn id_of(socket: &mut TcpStream) -> String {
+    let told = answers(socket, &lines("CLIENT ID"), "told");
+    told.lines().next().expect("a number")[1..].to_owned()
+}
+
+#[test]
+fn nothing_runs_of_a_client_that_was_killed_while_its_commands_waited() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--busy-reply-threshold", "600000"]].concat());
+    let [mut killed, mut killer] = [(); 2].map(|()| server.socket());
+    let id = id_of(&mut killed);
+    while_locked(&server, || {
+        let pipeline = ["MSET {a}x 9 {b}x 9"; 8].join("|");
+        let bytes: Vec<u8> = lines(&pipeline).iter().flat_map(|line| request(line)).collect();
+        killed.write_all(&bytes).expect("sent");
+        std::thread::sleep(Duration::from_millis(200));
+        let got = answers(&mut killer, &lines(&format!("CLIENT KILL ID {id}")), "killed");
+        assert!(got.starts_with(":1\r\n"), "{got}");
+    });
+    let got = answers(&mut killer, &lines("MGET {a}x {b}x"), "end");
+    assert_eq!(got, "*2\r\n$-1\r\n$1\r\n1\r\n$3\r\nend\r\n");
+}
+
+#[test]
+fn rights_that_end_while_commands_wait_end_for_all_of_them() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--busy-reply-threshold", "600000"]].concat());
+    let [mut user, mut admin] = [(); 2].map(|()| server.socket());
+    answers(&mut admin, &lines("ACL SETUSER u on nopass ~* +@all"), "made");
+    answers(&mut user, &lines("AUTH u x"), "in");
+    while_locked(&server, || {
+        let pipeline = ["MSET {a}x 9 {b}x 9"; 3].join("|");
+        let bytes: Vec<u8> = lines(&pipeline).iter().flat_map(|line| request(line)).collect();
+        user.write_all(&bytes).expect("sent");
+        std::thread::sleep(Duration::from_millis(200));
+        let got = answers(&mut admin, &lines("ACL SETUSER u -mset"), "changed");
+        assert!(got.starts_with("+OK\r\n"), "{got}");
+    });
+    let got = answers(&mut user, &[], "end");
+    assert_eq!(got.matches("-NOPERM").count(), 3, "{got}");
+}
+
+#[test]
+fn a_loan_is_refused_logged_and_counted_as_its_commands_are() {
+    let server = Server::start(&TWO_WORKERS);
+    let [mut user, mut admin] = [(); 2].map(|()| server.socket());
+    answers(&mut admin, &lines("ACL SETUSER u on nopass ~* +@all -get"), "made");
+    answers(&mut user, &lines("AUTH u x"), "in");
+    answers(&mut user, &lines("MGET {a} {b}|MGET {a} {b}|GET {a}|MGET {a} {b}"), "refused");
+    let log = answers(&mut admin, &lines("ACL LOG"), "log");
+    assert!(log.contains("$5\r\ncount\r\n:1\r\n"), "{log}");
+    let total = |socket: &mut TcpStream| {
+        let told = answers(socket, &lines("CLIENT INFO"), "told");
+        let rest = told.split("tot-cmds=").nth(1).expect("a counter");
+        let digits = rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+        digits.parse::<u64>().expect("a number")
+    };
+    let before = total(&mut user);
+    answers(&mut user, &lines("DEL {a} {b}|DEL {a} {b}|LPUSH {a} 1"), "three");
+    // CLIENT INFO and both ECHO come on top.
+    assert_eq!(total(&mut user) - before, 3 + 3);
+}
+
+#[test]
+fn hits_are_counted_once_although_commands_run_again() {
+    let mut server = Server::start(&TWO_WORKERS);
+    fill(&server);
+    let mset = "MSET s{a} 1 s{b} 1";
+    answers(&mut server.socket(), &lines(mset), "set");
+    server.stop();
+    server.restart();
+    let reads =
+        "MGET s{a} s{b}|SINTERCARD 2 t{a}0 t{b}0|MGET s{a} s{b}|LINDEX l{a}0 700|HGET none f";
+    answers(&mut server.socket(), &lines(reads), "read");
+    let count = |field| info(&server, "stats", field);
+    assert_eq!([count("keyspace_hits"), count("keyspace_misses")], [7, 1]);
 }

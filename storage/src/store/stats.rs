@@ -17,6 +17,16 @@ pub struct StoreStats {
 }
 
 impl StoreStats {
+    /// Returns the numbers of hits and misses.
+    pub fn lookups(&self) -> (u64, u64) {
+        (self.hits, self.misses)
+    }
+
+    /// Takes back the lookups of a command that will run again.
+    pub fn set_lookups(&mut self, before: (u64, u64)) {
+        (self.hits, self.misses) = before;
+    }
+
     /// Adds the counters of a workspace: of a command on keys of several workers.
     pub fn add(&mut self, other: &Self) {
         let Self { hits, misses, expired, expired_fields, evicted, dropped, loaded, changes } =
