@@ -144,12 +144,13 @@ impl LocalShared {
         let spares = writer.spares.len();
         let result = self.write_commit(&mut writer, &commit);
         let switched = writer.spares.len() != spares;
+        let appended = writer.appended_bytes;
         drop(writer);
         if switched {
             self.request_upkeep();
         }
         match &result {
-            Ok(_) if self.wake_on_append.load(Ordering::SeqCst) => self.notify_sync(),
+            Ok(_) if appended >= self.wake_at.load(Ordering::SeqCst) => self.notify_sync(),
             Err(_) if self.failed.get().is_some() => {
                 self.progress.notify_all();
                 self.announce();

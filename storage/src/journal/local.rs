@@ -18,7 +18,7 @@ use super::read::{HoldId, Holds};
 use super::recovery::Scanned;
 use super::refusal::Refusals;
 use super::segment::{FIRST_RECORD, SegmentHeader, ShardSpans};
-use super::sync::Signal;
+use super::sync::{Gather, NO_APPEND, Signal};
 use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
 
 /// The journal in segments on a local disk. [`super::Recovery::start`] creates it; if it is dropped
@@ -59,8 +59,8 @@ pub(super) struct LocalShared {
     pub(super) syncing: Mutex<()>,
     pub(super) signal: Mutex<Signal>,
     pub(super) wake_sync: Condvar,
-    /// True while the sync thread is idle and must be woken by an append.
-    pub(super) wake_on_append: AtomicBool,
+    /// The sync thread is woken by the append that brings all appends to this number of bytes.
+    pub(super) wake_at: AtomicU64,
     /// Held by the thread that prepares or recycles segments.
     pub(super) preparing: Mutex<Preparing>,
     pub(super) upkeep_due: Mutex<UpkeepDue>,
@@ -108,6 +108,8 @@ pub(super) struct Writer {
     pub(super) closed_for_good: bool,
     pub(super) appends: u64,
     pub(super) appended_bytes: u64,
+    /// What a sync may wait for.
+    pub(super) gather: Gather,
     pub(super) syncs: u64,
 }
 
@@ -235,6 +237,7 @@ impl LocalShared {
             closed_for_good: false,
             appends: 0,
             appended_bytes: 0,
+            gather: Gather::default(),
             syncs: 0,
         };
         Self {
@@ -252,7 +255,7 @@ impl LocalShared {
             progress: Condvar::new(),
             syncing: Mutex::new(()),
             wake_sync: Condvar::new(),
-            wake_on_append: AtomicBool::new(false),
+            wake_at: AtomicU64::new(NO_APPEND),
             preparing: Mutex::new(Preparing { next_number, floor }),
             // The first task is to prepare spares.
             upkeep_due: Mutex::new(UpkeepDue { due: true, stop: false }),

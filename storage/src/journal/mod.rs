@@ -213,7 +213,7 @@ pub trait Journal: Send + Sync {
     fn set_mode(&self, mode: SyncMode);
 
     /// Changes how long commits gather in a bucket before an object is put for them, also for those
-    /// that gather now. A local journal gathers only while it syncs.
+    /// that gather now. A local journal gathers only for its syncs.
     fn set_commit_window(&self, _window: Duration) {}
 
     /// Returns how long commits gather.
