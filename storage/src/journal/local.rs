@@ -108,7 +108,7 @@ pub(super) struct Writer {
     pub(super) closed_for_good: bool,
     pub(super) appends: u64,
     pub(super) appended_bytes: u64,
-    /// What a sync may wait for.
+    /// Appends for which a sync may wait.
     pub(super) gather: Gather,
     pub(super) syncs: u64,
 }

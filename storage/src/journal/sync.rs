@@ -52,8 +52,8 @@ const SPARED: u64 = 32;
 pub(super) struct Gather {
     /// Number of appends, and of their bytes, that syncs have covered.
     covered: (u64, u64),
-    /// The same of those that the next sync may cover: of the last one, and of the time that it
-    /// took.
+    /// The same of those that the last sync has covered, and that were made while it ran: so many may
+    /// come before the next one.
     expected: (u64, u64),
     /// End of the last sync.
     since: Option<Instant>,
