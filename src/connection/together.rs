@@ -60,19 +60,20 @@ impl Together {
 }
 
 impl Connection {
-    /// Returns true if commands may run in one loan that are to run next, and of which several are
-    /// on keys of several workers.
+    /// Returns true if the next commands may run in one loan, and several are on keys of several
+    /// workers.
     pub(super) fn are_together(&self, ahead: &Ahead, cycle: &Cycle) -> bool {
-        let node = &self.worker.node;
-        node.shard_workers > 1
-            && ahead.crosses(may_share, |at| node.worker_of(at.slot))
-            && cycle.is_empty()
-            && self.may_gather()
+        cycle.is_empty() && self.may_gather() && self.crosses(ahead)
+    }
+
+    fn crosses(&self, ahead: &Ahead) -> bool {
+        ahead.crosses(may_share, |at| self.worker.node.worker_of(at.slot))
     }
 
     fn may_gather(&self) -> bool {
         let session = &self.session;
-        session.reply_mode == ReplyMode::On
+        self.worker.node.shard_workers > 1
+            && session.reply_mode == ReplyMode::On
             && session.transaction.is_none()
             && session.tracking.is_none()
     }
@@ -132,6 +133,9 @@ impl Connection {
         let layout = &self.worker.node.layout;
         loop {
             let stopped = ahead.fill(&mut parser, &self.buf, &mut parsed, &limits, layout);
+            if together.commands.is_empty() && !self.crosses(&ahead) {
+                break;
+            }
             let mut next = (0..ahead.len()).map(|n| ahead.get(n, &parser, &self.buf));
             let all = next.all(|one| {
                 // Who is refused is told, and counted, when it is its turn.
