@@ -138,7 +138,7 @@ impl Connection {
             }
             let mut next = (0..ahead.len()).map(|n| ahead.get(n, &parser, &self.buf));
             let all = next.all(|one| {
-                // Who is refused is told, and counted, when it is its turn.
+                // A refusal is logged and counted when it is the command's turn.
                 let args = one.args;
                 one.command.is_some_and(|command| {
                     may_share(command)

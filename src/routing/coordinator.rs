@@ -467,6 +467,7 @@ pub(super) async fn acquire_all(
         let store = &worker.partition.borrow().store;
         store.workspace(&store.generations())
     };
+    held.awaited.clear();
     match borrow(worker, wanted, held, &mut space, |db| db).await {
         Ok(()) => Ok(space),
         Err(error) => {

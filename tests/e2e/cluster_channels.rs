@@ -177,6 +177,14 @@ fn subscribe(client: &mut Raw, channel: &str) -> bool {
     true
 }
 
+/// Publishes a message to a shard channel, which one client hears.
+fn publish(server: &Server, channel: &str) {
+    let mut publisher = server.client();
+    let sent: usize =
+        redis::cmd("SPUBLISH").arg(channel).arg("m").query(&mut publisher).expect("published");
+    assert_eq!(sent, 1);
+}
+
 #[test]
 fn shard_channels_are_on_the_server_of_their_slot_and_their_clients_hear_when_it_leaves() {
     let cluster = Cluster::new();
@@ -212,22 +220,10 @@ fn shard_channels_are_on_the_server_of_their_slot_and_their_clients_hear_when_it
             // It is no subscriber any more.
             client.expect("PING", "+PONG");
             assert!(!subscribe(client, channel));
-            let mut publisher = servers[2].client();
-            let sent: usize = redis::cmd("SPUBLISH")
-                .arg(&*channel)
-                .arg("m")
-                .query(&mut publisher)
-                .expect("published");
-            assert_eq!(sent, 1);
+            publish(&servers[2], channel);
             elsewhere.hear(&format!("*3 $8 smessage ${length} {channel} $1 m"));
         } else {
-            let mut publisher = servers[*at].client();
-            let sent: usize = redis::cmd("SPUBLISH")
-                .arg(&*channel)
-                .arg("m")
-                .query(&mut publisher)
-                .expect("published");
-            assert_eq!(sent, 1);
+            publish(&servers[*at], channel);
             client.hear(&format!("*3 $8 smessage ${length} {channel} $1 m"));
         }
     }
