@@ -4,7 +4,7 @@
 use super::coordinator::{Coordination, Requirements};
 use crate::command::RoundError;
 use crate::node::Node;
-use crate::worker::{Acquire, Apply, Grant, Message, Worker, refusal};
+use crate::worker::{Acquire, Apply, Grant, Worker, refusal};
 use flagstone_storage::attached::AttachedShards;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::journal::{JournalError, Lsn};
@@ -105,12 +105,7 @@ async fn acquire(
 ) -> Result<Grant, RoundError> {
     let gone = || RoundError::from(format!("ERR worker {target} is gone"));
     let (tx, rx) = oneshot::channel();
-    if target == worker.id {
-        worker.acquire(acquire, tx);
-    } else {
-        let mailbox = &worker.peers.mailboxes[target];
-        mailbox.send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
-    }
+    worker.ask(target, acquire, tx);
     let grant = rx.await.map_err(|_| gone())?;
     match grant.error {
         Some(error) => Err(error),
@@ -192,7 +187,7 @@ pub(super) async fn hand_back(
         }
     }
     worker.end_long_turn(applies.values().map(|apply| apply.entries.len()).sum()).await;
-    send_all(worker, applies).await;
+    worker.give_back(applies).await;
 }
 
 /// Ends all holds, and returns the entries, which are unchanged.
@@ -202,19 +197,4 @@ pub(super) async fn release(
     entries: Vec<(u32, Entry)>,
 ) {
     hand_back(worker, held, entries, Changed::Kept, false).await;
-}
-
-/// Sends the ends of holds ahead of data. A worker that has ended has lost its locks with its
-/// memory.
-pub(super) async fn send_all(worker: &Rc<Worker>, applies: BTreeMap<usize, Apply>) {
-    for (target, apply) in applies {
-        if target == worker.id {
-            worker.apply(apply);
-            continue;
-        }
-        let mailbox = &worker.peers.mailboxes[target];
-        if mailbox.send_urgent(Message::Apply(apply)).await.is_err() {
-            tracing::error!(worker = target, "a worker is gone while a commit is applied to it");
-        }
-    }
 }

@@ -8,7 +8,7 @@
 //! of their own.
 
 use super::coordinator::{Coordination, Requirements};
-use super::holds::{borrow, loans, release, send_all};
+use super::holds::{borrow, loans, release};
 use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;
@@ -128,7 +128,7 @@ async fn lend_more(
         }
     }
     applies.retain(|_, apply| !apply.entries.is_empty());
-    send_all(worker, applies).await;
+    worker.give_back(applies).await;
     let mut more = Requirements { reader: wanted.reader, ..Requirements::default() };
     more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
@@ -181,6 +181,6 @@ pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Requirements, held: &mut 
             apply.forget.push(key.clone());
         }
     }
-    send_all(worker, applies).await;
+    worker.give_back(applies).await;
     release(worker, held, Vec::new()).await;
 }

@@ -1,10 +1,11 @@
 //! Holds of coordinators at a worker: the locks that they have, and the entries that they were
 //! lent.
 //!
-//! A coordinator sends [`Acquire`]; once the locks are granted, everything is loaded, and its
+//! A coordinator sends an [`Acquire`]; once the locks are granted, everything is loaded, and its
 //! rounds are stored, the worker answers with a [`Grant`]. [`Apply`] returns the entries with the
 //! record that the coordinator has appended, applies its changes, and ends the hold.
 
+use super::hop::GrantKey;
 use super::turns::MANY_KEYS;
 use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
@@ -56,6 +57,24 @@ pub struct Grant {
     pub error: Option<RoundError>,
 }
 
+impl Grant {
+    /// Returns the loan as it was lent.
+    pub(super) fn unused(self) -> Option<Apply> {
+        let Self { hold, entries, error, .. } = self;
+        let entries = entries.into_iter().map(|(db, entry)| (db, entry, false)).collect();
+        error.is_none().then(|| Apply { hold, entries, ..Apply::default() })
+    }
+}
+
+/// Where a grant goes.
+#[derive(Debug)]
+pub(crate) enum GrantTo {
+    /// To a coordinator of this worker.
+    Here(oneshot::Sender<Grant>),
+    /// To one of another worker.
+    Home { worker: usize, key: GrantKey },
+}
+
 /// The end of a hold, or of a loan under it.
 #[derive(Debug, Default)]
 pub struct Apply {
@@ -90,7 +109,7 @@ impl Holds {
 
 impl Worker {
     /// Locks the keys that a coordinator asks for, loads their entries, and lends them.
-    pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: oneshot::Sender<Grant>) {
+    pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: GrantTo) {
         let locked = match acquire.under {
             Some(_) => None,
             None if acquire.all => Some(self.lock_all(acquire.patience)),
@@ -114,7 +133,7 @@ impl Worker {
                 let text = acquire.patience.refusal(kind.busy_text());
                 let text = String::from_utf8_lossy(&text).into_owned();
                 let error = Some(RoundError { text, outcome: Outcome::Refused });
-                let _ = to.send(Grant { error, ..Grant::default() });
+                let _ = worker.grant(to, Grant { error, ..Grant::default() });
                 return;
             }
             worker.end_long_turn(acquire.keys.len()).await;
@@ -122,7 +141,8 @@ impl Worker {
                 Ok(()) => worker.lend(&acquire, lock, to),
                 Err(error) => {
                     drop(lock);
-                    let _ = to.send(Grant { error: Some(error), ..Grant::default() });
+                    let grant = Grant { error: Some(error), ..Grant::default() };
+                    let _ = worker.grant(to, grant);
                 }
             }
         });
@@ -210,7 +230,7 @@ impl Worker {
     }
 
     /// Lends the entries, which are locked by `lock` or by the hold of the request.
-    fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: oneshot::Sender<Grant>) {
+    fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: GrantTo) {
         let mut entries = Vec::with_capacity(acquire.keys.len());
         let mut partition = self.partition.borrow_mut();
         for (db, key) in &acquire.keys {
@@ -235,9 +255,11 @@ impl Worker {
             false => acquire.keys.iter().filter(|key| table.is_awaited(key)).cloned().collect(),
         };
         drop(table);
-        if let Err(grant) = to.send(Grant { hold, entries, awaited, generations, error: None }) {
-            let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
-            self.apply(Apply { hold, entries, ..Apply::default() });
+        let grant = Grant { hold, entries, awaited, generations, error: None };
+        if let Err(grant) = self.grant(to, grant)
+            && let Some(apply) = grant.unused()
+        {
+            self.apply(apply);
         }
     }
 

@@ -1,9 +1,8 @@
 //! A worker's bounded mailbox, with two lanes: urgent messages are taken first. Short batches do not
 //! come here (see `hop`), so a connection which sends many commands at once delays itself, and not
-//! all others.
+//! all others; nor do loans of coordinators.
 
 use super::batch::{BatchReply, CmdBatch};
-use super::lending::{Acquire, Apply, Grant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Number of messages that a lane holds before its senders wait.
@@ -19,10 +18,6 @@ pub(super) type WorkerJob = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
 pub enum Message {
     /// Commands of a connection on another worker.
     Batch(CmdBatch, oneshot::Sender<BatchReply>),
-    /// A coordinator's request for locks and entries.
-    Acquire(Acquire, oneshot::Sender<Grant>),
-    /// The end of a coordinator's hold, with its changes.
-    Apply(Apply),
     /// A closure to run on the worker's thread.
     Run(WorkerJob),
 }

@@ -54,6 +54,7 @@ pub use execute::{Blocked, CoordinatorRequest, Ran};
 pub(crate) use hop::{Awaited, WorkerReplies, after_unpark, before_park, set_here};
 pub use hot_keys::HotKey;
 pub(crate) use hot_keys::MAX_HOT;
+pub(crate) use lending::GrantTo;
 pub use lending::{Acquire, Apply, Grant, Holds};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
@@ -277,6 +278,7 @@ impl Worker {
     }
 
     fn handle(self: &Rc<Self>, message: Message) {
+        self.look_before_message();
         match message {
             Message::Batch(batch, to) => {
                 let n = batch.len() as u64;
@@ -284,8 +286,6 @@ impl Worker {
                 self.stats().remote_batches.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.run_batch(batch, to);
             }
-            Message::Acquire(acquire, to) => self.acquire(acquire, to),
-            Message::Apply(apply) => self.apply(apply),
             Message::Run(job) => job(self),
         }
     }

@@ -155,3 +155,36 @@ fn an_mset_behind_a_flushall_is_stored() {
         assert_eq!(before, after, "in round {round}");
     }
 }
+
+/// A client that has its reply tells another one, which looks at whole databases: on any worker, while
+/// others keep the workers busy.
+#[test]
+fn whoever_hears_of_a_command_finds_its_keys() {
+    let options = ["--workers", "3", "--shards", "3", "--appendfsync", "no"];
+    let server = Server::start(&options);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for lane in 0..3 {
+            let (server, stop) = (&server, &stop);
+            scope.spawn(move || {
+                let mut client = server.client();
+                while !stop.load(Ordering::Relaxed) {
+                    let (left, right) = (format!("{LEFT}n{lane}"), format!("{RIGHT}n{lane}"));
+                    let () = client.mset(&[(left, 1), (right, 1)]).expect("stored");
+                }
+            });
+        }
+        let (mut writers, mut readers) =
+            ([(); 4].map(|()| server.client()), [(); 4].map(|()| server.client()));
+        for n in 0..500 {
+            let (writer, reader) = (&mut writers[n % 4], &mut readers[n / 4 % 4]);
+            let _: () = redis::cmd("SELECT").arg(1).query(writer).expect("an answer");
+            let _: () = redis::cmd("SELECT").arg(1).query(reader).expect("an answer");
+            let pairs = [(format!("{LEFT}{n}"), n), (format!("{RIGHT}{n}"), n), (n.to_string(), n)];
+            let () = writer.mset(&pairs).expect("stored");
+            let keys: usize = redis::cmd("DBSIZE").query(reader).expect("an answer");
+            assert_eq!(keys, 3 * (n + 1));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}

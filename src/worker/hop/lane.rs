@@ -1,11 +1,12 @@
 //! The lanes between workers: one for each ordered pair. A lane needs no bound of its own: a worker
 //! has a bounded number of parcels under way to another one, and there is at most one late answer
-//! for each connection that waits.
+//! for each connection that waits, and one loan for each coordinator.
 
 use super::bell::{Doorbell, Rung, Word};
+use super::grants::GrantKey;
 use super::parcel::CmdParcel;
 use super::slots::SlotKey;
-use crate::worker::BatchReply;
+use crate::worker::{Acquire, Apply, BatchReply, Grant};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -19,6 +20,12 @@ pub(super) enum Letter {
     Replies(Box<CmdParcel>),
     /// The replies to one segment, which left its parcel; `None` if they do not come.
     Late(SlotKey, Option<BatchReply>),
+    /// A coordinator's request for locks and entries.
+    Acquire(GrantKey, Box<Acquire>),
+    /// The answer to a request.
+    Grant(GrantKey, Box<Grant>),
+    /// The end of a coordinator's hold, with its changes.
+    Apply(Box<Apply>),
 }
 
 /// Letters from one worker to another, on cache lines of their own.

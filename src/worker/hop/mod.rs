@@ -9,10 +9,11 @@
 //! ones.
 //!
 //! A worker has a bounded number of parcels under way to another one. A connection whose batch
-//! finds no room waits for one to come back. Long batches, coordinators and closures use the
-//! mailbox.
+//! finds no room waits for one to come back. Requests of coordinators, grants and changes go as
+//! letters of their own. Long batches and closures use the mailbox.
 
 mod bell;
+mod grants;
 mod lane;
 #[cfg(test)]
 mod model_tests;
@@ -20,13 +21,15 @@ mod parcel;
 mod serve;
 mod slots;
 
+pub(crate) use grants::GrantKey;
 pub(crate) use lane::Exchange;
 pub(crate) use serve::{Awaited, HeldParcels, after_unpark, before_park, set_here};
 pub(crate) use slots::{SlotKey, WorkerReplies};
 
 use super::batch::FEW_BYTES;
-use super::{BatchReply, CmdBatch, Shown, TURN};
+use super::{Acquire, Apply, BatchReply, CmdBatch, Shown, TURN};
 use bell::Word;
+use grants::Grants;
 use lane::Letter;
 use parcel::CmdParcel;
 use slots::Slots;
@@ -60,7 +63,7 @@ struct Peer {
     spare: Vec<Box<CmdParcel>>,
     /// Connections that wait for room.
     waiting: Vec<Waker>,
-    /// Letters that go there next: replies.
+    /// Letters that go there next, but for the parcel.
     out: Vec<Letter>,
 }
 
@@ -72,6 +75,12 @@ struct Incoming {
     shown: Shown,
 }
 
+/// What has come from another worker and waits for its turn.
+enum Arrival {
+    Parcel(Incoming),
+    Acquire { from: usize, key: GrantKey, acquire: Box<Acquire> },
+}
+
 /// A worker's side of the [`Exchange`].
 pub(crate) struct Hop {
     id: usize,
@@ -79,7 +88,10 @@ pub(crate) struct Hop {
     max_under_way: usize,
     peers: RefCell<Vec<Peer>>,
     slots: RefCell<Slots>,
-    incoming: RefCell<VecDeque<Incoming>>,
+    incoming: RefCell<VecDeque<Arrival>>,
+    /// Ends of holds, which come before everything else.
+    applies: RefCell<VecDeque<Apply>>,
+    grants: RefCell<Grants>,
     /// Taken from a lane, and handled one by one.
     letters: RefCell<Vec<Letter>>,
     batches: RefCell<Vec<CmdBatch>>,
@@ -88,6 +100,9 @@ pub(crate) struct Hop {
     opened: Cell<usize>,
     /// True if letters are to be posted.
     unposted: Cell<bool>,
+    /// Number of times that letters were posted, and the tasks that wait for the next one.
+    posts: Cell<u64>,
+    awaiting_post: RefCell<Vec<Waker>>,
     /// Number of cycles since parcels were posted.
     cycles: Cell<usize>,
     /// True if connections were woken since the thread slept.
@@ -118,11 +133,15 @@ impl Hop {
             peers: RefCell::new((0..workers).map(|_| Peer::default()).collect()),
             slots: RefCell::default(),
             incoming: RefCell::default(),
+            applies: RefCell::default(),
+            grants: RefCell::default(),
             letters: RefCell::default(),
             batches: RefCell::default(),
             replies: RefCell::default(),
             opened: Cell::new(0),
             unposted: Cell::new(false),
+            posts: Cell::new(0),
+            awaiting_post: RefCell::default(),
             cycles: Cell::new(0),
             woke: Cell::new(false),
             commits: Cell::new(false),
@@ -215,6 +234,10 @@ impl Hop {
             self.post(peer, exchange, target);
             // A parcel that finds no room goes when another one has come back.
         }
+        self.posts.set(self.posts.get() + 1);
+        let mut waiting = self.awaiting_post.borrow_mut();
+        self.woke.set(self.woke.get() || !waiting.is_empty());
+        waiting.drain(..).for_each(Waker::wake);
     }
 
     /// Takes all letters: replies go to their connections, commands wait for their turn.
@@ -237,12 +260,19 @@ impl Hop {
     }
 
     fn open(&self, from: usize, letter: Letter) {
-        self.woke.set(self.woke.get() || !matches!(letter, Letter::Commands(_)));
+        let is_for_task =
+            matches!(letter, Letter::Replies(_) | Letter::Late(..) | Letter::Grant(..));
+        self.woke.set(self.woke.get() || is_for_task);
         match letter {
             Letter::Commands(parcel) => {
                 let incoming = Incoming { from, parcel, shown: Shown::default() };
-                self.incoming.borrow_mut().push_back(incoming);
+                self.incoming.borrow_mut().push_back(Arrival::Parcel(incoming));
             }
+            Letter::Acquire(key, acquire) => {
+                self.incoming.borrow_mut().push_back(Arrival::Acquire { from, key, acquire });
+            }
+            Letter::Grant(key, grant) => self.take_grant(from, key, *grant),
+            Letter::Apply(apply) => self.applies.borrow_mut().push_back(*apply),
             Letter::Late(slot, reply) => self.slots.borrow_mut().answer(slot, from, reply),
             Letter::Replies(mut parcel) => {
                 let mut slots = self.slots.borrow_mut();
@@ -276,18 +306,17 @@ impl Hop {
         peer.out.clear();
         peer.waiting.drain(..).for_each(Waker::wake);
         self.slots.borrow_mut().fail(worker);
+        self.grants.borrow_mut().fail(worker);
     }
 
     /// Sends a parcel home.
     fn send_home(&self, to: usize, parcel: Box<CmdParcel>) {
-        self.peers.borrow_mut()[to].out.push(Letter::Replies(parcel));
-        self.unposted.set(true);
+        self.leave(to, Letter::Replies(parcel));
     }
 
     /// Sends the replies to one batch home.
     pub(super) fn send_late(&self, to: usize, slot: SlotKey, reply: Option<BatchReply>) {
-        self.peers.borrow_mut()[to].out.push(Letter::Late(slot, reply));
-        self.unposted.set(true);
+        self.leave(to, Letter::Late(slot, reply));
     }
 
     /// Begins a wait for replies.

@@ -1,23 +1,29 @@
 //! Model test of the exchange under many schedules: workers with connections that send batches to
-//! each other, wait for the replies, or end before these have come, while one worker may end in the
-//! middle. Bells, lanes, parcels and slots are the real ones; only the thread's sleep and the
+//! each other, wait for the replies, or end before these have come, and that are lent something by
+//! another worker and give it back, while one worker may end in the middle. Bells, lanes, parcels,
+//! slots and grants are the real ones; only the thread's sleep and the
 //! execution of commands are a model. A wake-up that is lost leaves all threads asleep, which the
 //! checker reports as a deadlock.
 
 use super::bell::Word;
-use super::{Exchange, Hop, Offer, SlotKey, WorkerReplies};
+use super::lane::Letter;
+use super::{Arrival, Exchange, GrantKey, Hop, Offer, SlotKey, WorkerReplies};
 use crate::command::{Outcome, Request, registry};
-use crate::worker::{BatchReply, CmdBatch};
+use crate::worker::{Acquire, Apply, BatchReply, CmdBatch, Grant};
 use flagstone_wire::resp::Args;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{Config, Runner, thread};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::task::{Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
+use tokio::sync::oneshot;
 
 const WORKERS: usize = 3;
 const CONNECTIONS: usize = 4;
@@ -85,6 +91,9 @@ impl Wake for TaskReady {
     }
 }
 
+/// Holds of a worker that have not ended: who has them.
+type Holds = Vec<(u64, usize)>;
+
 /// A batch: its target, its marker, and the number of its commands.
 type SentBatch = (usize, Vec<u8>, usize);
 
@@ -96,6 +105,10 @@ struct ModelConnection {
     sent: Vec<SentBatch>,
     /// Workers that had ended when it wanted to send.
     gone: Vec<usize>,
+    /// The worker that is asked for a loan, and the place of its grant.
+    loan: Option<(usize, oneshot::Receiver<Grant>)>,
+    /// The loan that it has given back: to whom, its hold, and the number of posts before.
+    given: Option<(usize, u64, u64)>,
     cycles: usize,
 }
 
@@ -113,6 +126,11 @@ struct HopWorker {
     connections: Vec<ModelConnection>,
     /// Replies that have left their parcel.
     late: Vec<(usize, SlotKey, BatchReply)>,
+    /// Loans of this worker: to whom.
+    holds: BTreeMap<u64, usize>,
+    last_hold: u64,
+    /// Requests that wait for locks.
+    queued: Vec<(usize, GrantKey)>,
 }
 
 fn batch(marker: &[u8], commands: usize) -> CmdBatch {
@@ -135,16 +153,30 @@ impl HopWorker {
             unsent: Vec::new(),
             sent: Vec::new(),
             gone: Vec::new(),
+            loan: None,
+            given: None,
             cycles: CYCLES_OF_EACH,
         };
         let connections = (0..CONNECTIONS).map(connection).collect();
-        Self { id, hop: Hop::new(id, WORKERS, 1), net, connections, late: Vec::new() }
+        Self {
+            id,
+            hop: Hop::new(id, WORKERS, 1),
+            net,
+            connections,
+            late: Vec::new(),
+            holds: BTreeMap::new(),
+            last_hold: 0,
+            queued: Vec::new(),
+        }
     }
 
     fn exchange(&mut self) {
         self.hop.cycles.set(0);
         self.hop.post_all(&self.net.exchange);
         self.hop.receive(&self.net.exchange);
+        for apply in self.hop.applies.borrow_mut().drain(..) {
+            assert!(self.holds.remove(&apply.hold).is_some(), "a loan comes back twice");
+        }
         self.run_parcels();
         self.hop.post_all(&self.net.exchange);
     }
@@ -153,7 +185,21 @@ impl HopWorker {
         for (to, slot, reply) in self.late.drain(..) {
             self.hop.send_late(to, slot, Some(reply));
         }
-        while let Some(mut next) = { self.hop.incoming.borrow_mut().pop_front() } {
+        for (from, key) in std::mem::take(&mut self.queued) {
+            self.lend(from, key);
+        }
+        while let Some(next) = { self.hop.incoming.borrow_mut().pop_front() } {
+            let mut next = match next {
+                Arrival::Parcel(next) => next,
+                Arrival::Acquire { from, key, .. } => {
+                    if thread_rng().gen_ratio(1, 4) {
+                        self.queued.push((from, key));
+                    } else {
+                        self.lend(from, key);
+                    }
+                    continue;
+                }
+            };
             while let Some((slot, range)) = next.parcel.next() {
                 let (mut bytes, mut ends, mut seen) = (Vec::new(), Vec::new(), Vec::new());
                 for n in range {
@@ -174,6 +220,46 @@ impl HopWorker {
             }
             self.hop.send_home(next.from, next.parcel);
         }
+    }
+
+    fn lend(&mut self, to: usize, key: GrantKey) {
+        self.last_hold += 1;
+        self.holds.insert(self.last_hold, to);
+        let grant = Grant { hold: self.last_hold, ..Grant::default() };
+        self.hop.leave(to, Letter::Grant(key, Box::new(grant)));
+    }
+
+    /// Polls a connection's loan, and gives it back; returns false while it waits for the grant.
+    fn poll_loan(&mut self, n: usize) -> bool {
+        let connection = &mut self.connections[n];
+        let waker = Waker::from(connection.ready.clone());
+        if let Some((target, hold, before)) = connection.given {
+            if self.hop.poll_posted(before, &waker).is_pending() {
+                return false;
+            }
+            // Whoever hears of it finds it ended.
+            let peers = self.hop.peers.borrow();
+            let is_here = |letter: &Letter| matches!(letter, Letter::Apply(it) if it.hold == hold);
+            assert!(!peers[target].out.iter().any(is_here), "it is said before it is posted");
+            connection.given = None;
+            return true;
+        }
+        let Some((target, grant)) = &mut connection.loan else { return true };
+        match Pin::new(grant).poll(&mut Context::from_waker(&waker)) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(Grant { hold, .. })) => {
+                let (target, before) = (*target, self.hop.posts.get());
+                let apply = Apply { hold, ..Apply::default() };
+                self.hop.leave(target, Letter::Apply(Box::new(apply)));
+                (connection.loan, connection.given) = (None, Some((target, hold, before)));
+                return self.poll_loan(n);
+            }
+            Poll::Ready(Err(_)) => {
+                assert!(self.net.exchange.is_gone(*target), "worker {target} lends nothing");
+            }
+        }
+        connection.loan = None;
+        true
     }
 
     /// Begins a cycle: batches for some of the others.
@@ -199,7 +285,14 @@ impl HopWorker {
             connection.cycles -= 1;
             (connection.slot, connection.unsent, connection.sent) = (Some(slot), unsent, sent);
             connection.gone.clear();
+            if thread_rng().r#gen() {
+                let (to, grant) = oneshot::channel();
+                let target = (self.id + thread_rng().gen_range(1..WORKERS)) % WORKERS;
+                self.hop.ask(&self.net.exchange, target, Acquire::default(), to);
+                connection.loan = Some((target, grant));
+            }
         }
+        let has_loan = self.poll_loan(n);
         let connection = &mut self.connections[n];
         let Some(slot) = connection.slot else { return };
         let waker = Waker::from(connection.ready.clone());
@@ -213,8 +306,11 @@ impl HopWorker {
         if thread_rng().gen_ratio(1, 8) {
             // The connection is killed; another one begins.
             self.hop.end(slot);
-            connection.slot = None;
+            (connection.slot, connection.loan, connection.given) = (None, None, None);
             connection.ready.0.store(true, Ordering::SeqCst);
+            return;
+        }
+        if !has_loan {
             return;
         }
         if let Poll::Ready(replies) = self.hop.poll(slot, &waker) {
@@ -229,7 +325,8 @@ impl HopWorker {
         self.connections.iter().all(|each| each.slot.is_none() && each.cycles == 0)
     }
 
-    fn run(mut self, ends_after: Option<usize>) {
+    /// Runs until all are done, and returns the holds that have not ended.
+    fn run(mut self, ends_after: Option<usize>) -> Holds {
         let (mut told, now) = (false, Instant::now());
         for turn in 0.. {
             if ends_after.is_some_and(|turns| turn >= turns) {
@@ -250,7 +347,7 @@ impl HopWorker {
                 }
             }
             if told && self.net.busy.load(Ordering::SeqCst) == 0 {
-                return;
+                return self.end();
             }
             self.sleep();
         }
@@ -258,6 +355,17 @@ impl HopWorker {
             self.net.drivers.iter().for_each(|driver| driver.clone().wake());
         }
         self.net.exchange.leave(self.id);
+        self.end()
+    }
+
+    /// Puts the letters that have not been posted into the lanes.
+    fn end(self) -> Holds {
+        for (target, peer) in self.hop.peers.borrow_mut().iter_mut().enumerate() {
+            self.net.exchange.post(self.id, target, peer.out.drain(..));
+        }
+        let applied = self.hop.applies.take();
+        let has_ended = |hold| applied.iter().any(|apply| apply.hold == hold);
+        self.holds.into_iter().filter(|(hold, _)| !has_ended(*hold)).collect()
     }
 
     fn sleep(&mut self) {
@@ -267,7 +375,8 @@ impl HopWorker {
             if self.hop.woke.take() {
                 break;
             }
-            if self.late.is_empty() && self.net.exchange.sleep(self.id) {
+            let rests = self.late.is_empty() && self.queued.is_empty();
+            if rests && self.net.exchange.sleep(self.id) {
                 sleeps = true;
                 break;
             }
@@ -317,15 +426,36 @@ fn schedule() {
             let ends_after = (quits && id == 1).then_some(turns);
             thread::spawn(move || {
                 net.exchange.set_waker(id, Waker::from(net.drivers[id].clone()));
-                HopWorker::new(id, net).run(ends_after);
+                HopWorker::new(id, net).run(ends_after)
             })
         })
         .collect();
-    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    let holds: Vec<Holds> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+    for (lender, holds) in holds.into_iter().enumerate() {
+        check_holds(&net, lender, holds);
+    }
+}
+
+/// Checks that each hold which is left is that of a worker that has ended, or of a letter under way.
+fn check_holds(net: &ModelNet, lender: usize, holds: Holds) {
+    for (hold, to) in holds {
+        if net.exchange.is_gone(lender) || net.exchange.is_gone(to) {
+            continue;
+        }
+        let mut letters = Vec::new();
+        net.exchange.take(lender, to, &mut letters);
+        let is_lent =
+            letters.iter().any(|it| matches!(it, Letter::Grant(_, it) if it.hold == hold));
+        net.exchange.post(lender, to, letters.drain(..));
+        net.exchange.take(to, lender, &mut letters);
+        let is_back = letters.iter().any(|it| matches!(it, Letter::Apply(it) if it.hold == hold));
+        net.exchange.post(to, lender, letters.drain(..));
+        assert!(is_lent != is_back, "worker {lender} lent {hold} to worker {to}: it is lost");
+    }
 }
 
 #[test]
-fn every_batch_is_answered_and_no_wake_up_is_lost() {
+fn every_batch_and_loan_is_answered_and_no_wake_up_is_lost() {
     let scheduler = RandomScheduler::new_from_seed(0x0f1a_6571, SCHEDULES);
     Runner::new(scheduler, Config::new()).run(schedule);
 }

@@ -1,10 +1,10 @@
 //! A worker's part in the exchange: it posts and receives letters around the sleep of its thread,
 //! runs the parcels of others, and waits for its own.
 
-use super::{CmdParcel, Incoming, Offer, SlotKey, WorkerReplies};
+use super::{Arrival, CmdParcel, Incoming, Offer, SlotKey, WorkerReplies};
 use crate::config::Settings;
 use crate::worker::batch::{BatchRun, HeldReplies, ReplyTo};
-use crate::worker::{CmdBatch, DRAIN_TURN, LONGEST_DRAIN, Worker};
+use crate::worker::{CmdBatch, DRAIN_TURN, GrantTo, LONGEST_DRAIN, Worker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -94,6 +94,7 @@ impl Worker {
         self.hop.cycles.set(0);
         self.hop.post_all(exchange);
         self.hop.receive(exchange);
+        self.apply_letters();
         let rests = self.run_parcels();
         self.hop.served_at.set(Some(self.last_ran()));
         self.hop.post_all(exchange);
@@ -121,9 +122,20 @@ impl Worker {
         let mut run = self.buffers.take_run();
         loop {
             let next = self.hop.incoming.borrow_mut().pop_front();
-            let Some(mut next) = next else { break };
-            self.start_parcel(&next.parcel);
             let is_over = || self.last_ran().saturating_duration_since(began) > turn;
+            let mut next = match next {
+                None => break,
+                Some(Arrival::Parcel(next)) => next,
+                Some(Arrival::Acquire { from: worker, key, acquire }) => {
+                    self.start_watch();
+                    self.acquire(*acquire, GrantTo::Home { worker, key });
+                    if is_over() {
+                        break;
+                    }
+                    continue;
+                }
+            };
+            self.start_parcel(&next.parcel);
             let mut is_done = true;
             while let Some((slot, range)) = next.parcel.next() {
                 self.run_segment(&mut next, slot, range, (now_ms, &settings), &mut run);
@@ -133,7 +145,7 @@ impl Worker {
                 }
             }
             if !is_done {
-                self.hop.incoming.borrow_mut().push_front(next);
+                self.hop.incoming.borrow_mut().push_front(Arrival::Parcel(next));
                 break;
             }
             self.hold_parcel(next, &settings);
