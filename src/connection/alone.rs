@@ -17,6 +17,7 @@ use bytes::Buf;
 use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::{Admitted, Refusal};
+use std::pin::pin;
 use std::time::Instant;
 use tokio::time::Instant as Deadline;
 
@@ -54,10 +55,14 @@ impl Connection {
         let ended = self.run_alone(args, left, &settings, &mut out).await?;
         // Other clients need not wait until this one has read its reply.
         self.worker.node.broadcast.pubsub.ring();
-        if shows_data
-            && ended.outcome != Outcome::Refused
-            && let Err(text) = self.worker.node.health.confirm_owner(&settings).await
-        {
+        let worker = self.worker.clone();
+        let is_confirmed = if shows_data && ended.outcome != Outcome::Refused {
+            let confirmed = pin!(worker.node.health.confirm_owner(&settings));
+            self.answer_meanwhile(confirmed).await?
+        } else {
+            Ok(())
+        };
+        if let Err(text) = is_confirmed {
             let text = Health::uncertain(text, command.is_some_and(gate::may_change));
             if let Some(command) = command.filter(|_| !ended.outcome.is_error()) {
                 self.worker.stats().failed(command, text);
@@ -92,7 +97,7 @@ impl Connection {
         } else {
             self.serve_penalty().await;
             self.add_pushes(&mut out);
-            self.reply(&out).await?;
+            self.reply_soon(&out).await?;
             drop(out);
             self.relieve_unread();
         }
@@ -123,7 +128,10 @@ impl Connection {
                     return Ok(Settled::REFUSED);
                 }
                 Admitted::Hostile => return Ok(Settled::CLOSING),
-                Admitted::NoRoom => self.worker.node.health.room_or_refusal().await,
+                Admitted::NoRoom => {
+                    let node = self.worker.node.clone();
+                    self.answer_meanwhile(pin!(node.health.room_or_refusal())).await?;
+                }
                 Admitted::Soon(awaited) => {
                     let node = self.worker.node.clone();
                     let Some(cluster) = &node.cluster else { continue };
@@ -185,7 +193,9 @@ impl Connection {
             }
             Manner::Keys => {
                 let request = self.session.request();
-                let ran = routing::run(&self.worker, command, args, request).await;
+                let worker = self.worker.clone();
+                let running = pin!(routing::run(&worker, command, args, request));
+                let ran = self.answer_meanwhile(running).await?;
                 out.take_over(ran.reply);
                 return Ok(Settled { outcome: ran.outcome, ..Settled::DONE });
             }
@@ -209,9 +219,10 @@ impl Connection {
                 wire.keep_until(handler(&mut call, args)).await?
             }
             Manner::Databases(handler) => {
-                let mut databases = Databases::new(&self.worker, &self.session.request(), out);
+                let worker = self.worker.clone();
+                let mut databases = Databases::new(&worker, &self.session.request(), out);
                 match databases.begin(command, args) {
-                    Ok(()) => handler(&mut databases, args).await,
+                    Ok(()) => self.answer_meanwhile(handler(&mut databases, args).as_mut()).await?,
                     stopped => stopped,
                 }
             }

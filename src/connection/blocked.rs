@@ -11,6 +11,7 @@ use crate::command::{Answer, Command};
 use crate::routing::run_or_wait;
 use flagstone_wire::resp::Args;
 use std::io::{ErrorKind, Result};
+use std::pin::pin;
 
 impl Connection {
     /// Runs a command that may block, and returns its reply.
@@ -21,7 +22,9 @@ impl Connection {
     ) -> Result<Answer> {
         let request = self.session.request();
         let client = self.session.client.clone();
-        let waiting = match run_or_wait(&self.worker, &client, command, args, request).await {
+        let worker = self.worker.clone();
+        let running = pin!(run_or_wait(&worker, &client, command, args, request));
+        let waiting = match self.answer_meanwhile(running).await? {
             Ok(answer) => return Ok(answer),
             Err(waiting) => waiting,
         };

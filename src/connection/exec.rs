@@ -12,6 +12,7 @@ use flagstone_commands::flag;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Reply};
 use std::io::Result;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 
 /// Maximum number of queued bytes, whatever the limit of the query buffer: arguments have 32-bit
@@ -118,7 +119,9 @@ impl Connection {
                 .note_logins(|command, args| routing::handlers(command).account?(node, args));
         }
         let request = self.session.request();
-        let mut ran = routing::run(&self.worker, exec, transaction.args(), request).await;
+        let worker = self.worker.clone();
+        let running = pin!(routing::run(&worker, exec, transaction.args(), request));
+        let mut ran = self.answer_meanwhile(running).await?;
         drop(watches);
         let mut ended = Settled { outcome: ran.outcome, ..Settled::DONE };
         if ran.outcome == Outcome::Done {
@@ -132,7 +135,7 @@ impl Connection {
         // Confirmations of its subscriptions are part of the reply: no other pushes may come there.
         self.session.take_pushes(out);
         if ran.outcome == Outcome::Done {
-            ended.close = self.run_others(&transaction, ran.reply.pieces(), out).await?;
+            ended.close = Box::pin(self.run_others(&transaction, ran.reply.pieces(), out)).await?;
         } else {
             out.append(ran.reply.as_bytes());
         }

@@ -39,6 +39,7 @@ use flagstone_wire::resp::{Args, Parser, Reply};
 use gate::{Admitted, Refusal};
 use std::future::poll_fn;
 use std::io::ErrorKind;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,6 +47,7 @@ use std::task::Poll;
 use std::time::Duration;
 use step::{Manner, NextStep};
 use tokio::io::ReadBuf;
+use tokio::time::Instant;
 use turn::{TURN_BYTES, TurnBudget};
 use unread::Unread;
 use wire::Wire;
@@ -74,6 +76,8 @@ pub struct Connection {
     taken: Taken,
     /// Replies that the client has not read.
     unread: Unread,
+    /// Time when the first of them were put off, if any were.
+    put_off_at: Option<Instant>,
     /// Number of bytes that the client was sent before it authenticated.
     told_stranger: usize,
     turn: TurnBudget,
@@ -99,6 +103,7 @@ pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
         buf: BytesMut::new(),
         taken: Taken::default(),
         unread: Unread::default(),
+        put_off_at: None,
         told_stranger: 0,
         turn: TurnBudget::new(worker.last_ran()),
         busy: Duration::ZERO,
@@ -236,14 +241,22 @@ impl Connection {
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
             self.worker.node.broadcast.pubsub.ring();
-            let (mut out, mut rest) = cycle.finish(&self.worker).await;
+            let (mut out, mut rest) = if self.put_off_at.is_none() {
+                cycle.finish(&self.worker).await
+            } else {
+                let worker = self.worker.clone();
+                self.answer_meanwhile(pin!(cycle.finish(&worker))).await?
+            };
             while let Some(more) = rest {
                 self.reply(&out).await?;
                 (out, rest) = more.next(&self.worker).await;
             }
             self.serve_penalty().await;
             self.add_pushes(&mut out);
-            self.reply(&out).await?;
+            match pause {
+                Pause::Barrier => self.reply_soon(&out).await?,
+                _ => self.reply(&out).await?,
+            }
             self.worker.buffers.give_reply_buffer(out.into_buffer());
             self.relieve_unread();
             if self.session.client.is_ending() {

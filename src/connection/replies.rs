@@ -4,9 +4,12 @@
 use super::Connection;
 use crate::clients::{ClientState, STRANGER_TIME};
 use flagstone_wire::resp::Reply;
+use std::future::Future;
 use std::io::ErrorKind;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 
 /// Bytes of replies that may be sent at once whatever the output limits of the client's class.
 const ALWAYS_TAKEN: usize = 16 * 1024;
@@ -19,6 +22,9 @@ const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 /// ignored until its time is over instead of closed, because it would reconnect at once.
 const MAX_TOLD_STRANGER: usize = 16 * 1024;
 
+/// Time for which replies wait for those to the commands behind them.
+const SOON: Duration = Duration::from_millis(1);
+
 /// Size in bytes of a block of the reference's reply list (DEBUG CLIENT-ENFORCE-REPLY-LIST).
 const REPLY_BLOCK: usize = 16 * 1024;
 
@@ -26,6 +32,8 @@ impl Connection {
     /// Delays the reply to a wrong password.
     pub(super) async fn serve_penalty(&mut self) {
         if let Some(penalty) = self.session.penalty.take() {
+            // An error ends the connection with the next reply.
+            let _ = self.wire().write_put_off();
             tokio::time::sleep(penalty).await;
         }
     }
@@ -47,8 +55,36 @@ impl Connection {
         }
     }
 
+    /// Writes replies; short ones to commands that have others behind them leave with the next ones.
+    pub(super) async fn reply_soon(&mut self, out: &Reply) -> std::io::Result<()> {
+        let has_next = !self.buf.is_empty() && self.session.is_trusted() && !out.is_lost();
+        let now = Instant::now();
+        let may_wait = self.put_off_at.is_none_or(|at| now.saturating_duration_since(at) < SOON);
+        if has_next && may_wait && self.wire().put_off(out.as_bytes()) {
+            self.put_off_at.get_or_insert(now);
+            return Ok(());
+        }
+        self.reply(out).await
+    }
+
+    /// Waits for commands. Replies that were put off leave meanwhile, once that is [`SOON`] ago.
+    pub(super) async fn answer_meanwhile<T>(
+        &mut self,
+        mut running: Pin<&mut (impl Future<Output = T> + ?Sized)>,
+    ) -> std::io::Result<T> {
+        if let Some(since) = self.put_off_at {
+            if let Ok(done) = timeout_at(since + SOON, running.as_mut()).await {
+                return Ok(done);
+            }
+            self.put_off_at = None;
+            self.wire().write_put_off()?;
+        }
+        Ok(running.await)
+    }
+
     /// Writes replies.
     pub(super) async fn reply(&mut self, out: &Reply) -> std::io::Result<()> {
+        self.put_off_at = None;
         let client = &self.session.client;
         if !self.session.is_trusted() && !self.session.was_authenticated {
             let in_blocks = self.worker.node.replies_in_blocks.load(Ordering::Relaxed);

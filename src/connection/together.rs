@@ -14,6 +14,7 @@ use flagstone_commands::flag;
 use flagstone_wire::resp::Parser;
 use gate::Admitted;
 use std::io::Result;
+use std::pin::pin;
 use std::rc::Rc;
 
 /// Maximum number of keys, and of arguments, of commands that run in one loan.
@@ -86,14 +87,18 @@ impl Connection {
         let left = self.buf.len() - ends[0];
         self.note_command(commands[0].command, commands[0].args(), left);
         let client = self.session.client.clone();
-        let answers = routing::run_together(&self.worker, client, commands.clone()).await;
+        let worker = self.worker.clone();
+        let running = pin!(routing::run_together(&worker, client, commands.clone()));
+        let answers = self.answer_meanwhile(running).await?;
         let Some(end) = answers.len().checked_sub(1).and_then(|last| ends.get(last)) else {
             return Ok(false);
         };
         self.buf.advance(*end);
         // Other clients need not wait until this one has read its replies.
         self.worker.node.broadcast.pubsub.ring();
-        let confirmed = self.worker.node.health.confirm_owner(&self.worker.settings()).await;
+        let settings = self.worker.settings();
+        let confirmed = pin!(worker.node.health.confirm_owner(&settings));
+        let confirmed = self.answer_meanwhile(confirmed).await?;
         let mut out = self.session.request().reply();
         for (n, (one, answer)) in commands.iter().zip(answers).enumerate() {
             self.wrote |= gate::may_change(one.command);
@@ -112,7 +117,7 @@ impl Connection {
             }
         }
         self.add_pushes(&mut out);
-        self.reply(&out).await?;
+        self.reply_soon(&out).await?;
         drop(out);
         self.relieve_unread();
         Ok(true)

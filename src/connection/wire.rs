@@ -18,6 +18,9 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
+/// Maximum number of bytes of replies that wait for the next ones.
+const MAX_PUT_OFF: usize = 16 << 10;
+
 /// Event that ends a wait.
 enum Woken<T> {
     Done(T),
@@ -91,8 +94,34 @@ impl Wire<'_> {
         Ok(bytes)
     }
 
+    /// Keeps short replies, which leave with the next ones. Returns false if they are to be written.
+    #[must_use]
+    pub(super) fn put_off(&mut self, out: &[u8]) -> bool {
+        let spared = self.client.is(ClientState::NO_EVICT);
+        if self.unread.len() + out.len() > MAX_PUT_OFF
+            || !self.unread.keep(out, self.worker.settings().maxmemory_clients, spared)
+        {
+            return false;
+        }
+        self.count_bytes(out);
+        self.client.outbox.set_replies(self.unread.memory());
+        true
+    }
+
+    /// Writes the replies that were put off, if there are any.
+    pub(super) fn write_put_off(&mut self) -> Result<()> {
+        if !self.unread.is_empty() {
+            count(&self.worker.stats().writes, 1);
+            self.write_unread()?;
+        }
+        Ok(())
+    }
+
     /// Writes replies, or keeps those that the client does not read yet.
     pub(super) async fn reply(&mut self, out: &[u8]) -> Result<()> {
+        if !self.unread.is_empty() && self.put_off(out) {
+            return self.write_put_off();
+        }
         self.write_unread()?;
         let left = if self.unread.is_empty() {
             self.try_write(out)?
@@ -152,6 +181,10 @@ impl Wire<'_> {
 
     fn count_written(&self, out: &[u8]) {
         count(&self.worker.stats().writes, 1);
+        self.count_bytes(out);
+    }
+
+    fn count_bytes(&self, out: &[u8]) {
         count(&self.client.bytes_out, out.len() as u64);
         self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
     }

@@ -380,3 +380,44 @@ fn hits_are_counted_once_although_commands_run_again() {
     let count = |field| info(&server, "stats", field);
     assert_eq!([count("keyspace_hits"), count("keyspace_misses")], [7, 1]);
 }
+
+/// Transactions on both workers, in one piece, and the replies to them.
+fn transactions(count: usize) -> (Vec<String>, String) {
+    let sent = vec!["MULTI|SET {a}q 1|SET {b}q 1|EXEC"; count].join("|");
+    (lines(&sent), "+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n".repeat(count))
+}
+
+#[test]
+fn replies_to_transactions_of_a_pipeline_leave_together() {
+    let server = Server::start(&TWO_WORKERS);
+    let mut socket = server.socket();
+    answers(&mut socket, &[], "connected");
+    let (sent, expected) = transactions(16);
+    let mut fewest = u64::MAX;
+    // On a busy machine they may take longer than replies wait.
+    for _ in 0..10 {
+        let before = info(&server, "stats", "total_writes_processed");
+        assert_eq!(answers(&mut socket, &sent, "end"), format!("{expected}$3\r\nend\r\n"));
+        // The figures of both workers, and the connections of `info`.
+        fewest = fewest.min(info(&server, "stats", "total_writes_processed") - before);
+    }
+    assert!(fewest < 12, "{fewest} writes for 16 transactions");
+}
+
+#[test]
+fn replies_do_not_wait_for_a_command_that_waits() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--busy-reply-threshold", "600000"]].concat());
+    for behind in
+        ["MULTI|GET {a}x|GET {b}x|EXEC", "MGET {a}x {b}x", "GET {b}x", "GET {a}q|INCR {b}x"]
+    {
+        let mut socket = server.socket();
+        let (mut sent, expected) = transactions(2);
+        sent.extend(lines(behind));
+        while_locked(&server, || {
+            let bytes: Vec<u8> = sent.iter().flat_map(|line| request(line)).collect();
+            socket.write_all(&bytes).expect("sent");
+            socket.set_read_timeout(Some(Duration::from_millis(600))).expect("set");
+            expect(&mut socket, expected.as_bytes());
+        });
+    }
+}
