@@ -190,6 +190,18 @@ impl<R: Runner> Command<R> {
                     ..
                 },
             ] => (*first, *last, *step),
+            // One key moves to another, or gets what is made of others.
+            [
+                KeySpec { begin: Begin::Index(one), find: Find::Range { last: 0, .. }, .. },
+                KeySpec {
+                    begin: Begin::Index(next),
+                    find: Find::Range { last, step, limit: 0 },
+                    ..
+                },
+            ] if one < next && (*last == 0 || *last == -1 && *step == next - one) => {
+                let last = if *last == 0 { (next - one) as i32 } else { *last };
+                (*one, last, next - one)
+            }
             _ => (0, -1, usize::MAX),
         };
         let end = if last < 0 { args.len() } else { first + last as usize + 1 };
@@ -234,6 +246,27 @@ mod tests {
 
     fn registry() -> Registry {
         Registry::new(FAMILIES.iter().copied().flatten())
+    }
+
+    #[test]
+    fn keys_at_fixed_places_are_found_without_their_declarations() {
+        let registry = registry();
+        for (line, expected) in [
+            ("get k", &["k"][..]),
+            ("mset k 1 l 2", &["k", "l"]),
+            ("rename k l", &["k", "l"]),
+            ("lmove k l LEFT LEFT", &["k", "l"]),
+            ("copy k l REPLACE", &["k", "l"]),
+            ("smove k", &["k"]),
+            ("bitop OR k l m", &["k", "l", "m"]),
+            ("sintercard 1 k", &[]),
+        ] {
+            let args: flagstone_wire::resp::OwnedArgs = line.split(' ').collect();
+            let command = registry.lookup(args.args().get(0).expect("a name")).expect("a command");
+            let keys: Vec<_> = command.usual_keys(args.args()).collect();
+            let expected: Vec<_> = expected.iter().map(|key| key.as_bytes()).collect();
+            assert_eq!(keys, expected, "of {line}");
+        }
     }
 
     #[test]
