@@ -29,6 +29,7 @@ use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,7 +117,7 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Answer {
 /// the middle would never release its holds. Returns `None` if the worker ends before.
 pub(super) async fn to_end<T: 'static>(
     worker: &Worker,
-    coordinator: impl Future<Output = T> + 'static,
+    coordinator: Pin<Box<dyn Future<Output = T>>>,
 ) -> Option<T> {
     let (tx, rx) = oneshot::channel();
     let under_way = worker.node.ending.coordinator();
@@ -131,7 +132,9 @@ pub(super) async fn to_end<T: 'static>(
 pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: OwnedCommand) -> Ran {
     let coordinator = worker.clone();
     let running =
-        async move { coordinate(&coordinator, &command, CoordinatorRequest::default()).await };
+        Box::pin(
+            async move { coordinate(&coordinator, &command, CoordinatorRequest::default()).await },
+        );
     to_end(worker, running).await.unwrap_or_else(Ran::abandoned)
 }
 
@@ -297,7 +300,8 @@ async fn attempt(
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();
     let mut ran = if wanted.detached {
-        run_detached(worker, command, wanted, held, space).await?
+        // Its state is large, and few commands need one.
+        Box::pin(run_detached(worker, command, wanted, held, space)).await?
     } else {
         run_here(worker, command, &settings, space)
     };

@@ -61,7 +61,7 @@ pub(crate) async fn run_together(
     commands: Rc<[OwnedCommand]>,
 ) -> Vec<Answer> {
     let (coordinator, lent) = (worker.clone(), commands.clone());
-    let running = async move { lend_to_all(&coordinator, &client, &lent).await };
+    let running = Box::pin(async move { lend_to_all(&coordinator, &client, &lent).await });
     to_end(worker, running).await.unwrap_or_else(|| {
         // They may have run.
         let abandoned = |one: &OwnedCommand| Answer::failed(one.request.proto, ABANDONED);

@@ -17,13 +17,13 @@ pub(crate) async fn at_rest<T: 'static>(
     job: impl Future<Output = T> + 'static,
 ) -> Result<T, RoundError> {
     let coordinator = worker.clone();
-    let resting = async move {
+    let resting = Box::pin(async move {
         let mut held = Coordination::default();
         (held.patience, held.is_rest) = (Patience::Short, true);
         hold_all(&coordinator, &mut held).await?;
         let done = job.await;
         release(&coordinator, &mut held, Vec::new()).await;
         Ok(done)
-    };
+    });
     to_end(worker, resting).await.unwrap_or_else(|| Err(ABANDONED.into()))
 }

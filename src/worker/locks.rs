@@ -9,6 +9,7 @@ pub(crate) use flagstone_storage::need::Key as LockKey;
 use fnv::FnvHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -53,11 +54,25 @@ enum Behind {
     Barrier(TicketId, oneshot::Sender<()>, Patience),
 }
 
+/// Tickets for a place, in order: the first one has the lock. Most have nobody behind them, and take no
+/// memory beside the table.
+#[derive(Debug)]
+struct LockQueue {
+    first: TicketId,
+    behind: VecDeque<TicketId>,
+}
+
+impl LockQueue {
+    fn ids(&self) -> impl Iterator<Item = &TicketId> {
+        std::iter::once(&self.first).chain(&self.behind)
+    }
+}
+
 /// Table of the locks of a worker.
 #[derive(Debug)]
 pub(crate) struct LockTable {
     layout: Arc<Layout>,
-    queues: FnvHashMap<LockPlace, VecDeque<TicketId>>,
+    queues: FnvHashMap<LockPlace, LockQueue>,
     tickets: FnvHashMap<TicketId, LockTicket>,
     /// Commands that hold their locks and have not been taken up to run.
     granted: VecDeque<(TicketId, Box<Parked>)>,
@@ -154,7 +169,8 @@ impl LockTable {
     /// Returns the commands that wait for a key, in order.
     pub(super) fn waiting(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &Parked> {
         let queue = self.queues.get(&self.place(db, key));
-        let tickets = queue.into_iter().flatten().filter_map(|id| self.tickets.get(id));
+        let ids = queue.into_iter().flat_map(LockQueue::ids);
+        let tickets = ids.filter_map(|id| self.tickets.get(id));
         tickets.filter_map(|ticket| match &ticket.waiter {
             Some(LockWaiter::Command(command)) => Some(&**command),
             _ => None,
@@ -223,9 +239,15 @@ impl LockTable {
     fn admit(&mut self, id: TicketId, places: LockPlaces, waiter: LockWaiter) {
         let mut waiting = 0;
         for place in &places {
-            let queue = self.queues.entry(*place).or_default();
-            queue.push_back(id);
-            waiting += usize::from(queue.len() > 1);
+            match self.queues.entry(*place) {
+                Entry::Occupied(queue) => {
+                    queue.into_mut().behind.push_back(id);
+                    waiting += 1;
+                }
+                Entry::Vacant(place) => {
+                    place.insert(LockQueue { first: id, behind: VecDeque::new() });
+                }
+            }
         }
         self.tickets.insert(id, LockTicket { places, waiting, waiter: Some(waiter) });
         self.grant_if_ready(id);
@@ -233,16 +255,16 @@ impl LockTable {
 
     fn leave(&mut self, place: LockPlace, id: TicketId) {
         let Some(queue) = self.queues.get_mut(&place) else { return };
-        if queue.front() != Some(&id) {
-            queue.retain(|&n| n != id);
+        if queue.first != id {
+            queue.behind.retain(|&n| n != id);
             return;
         }
-        queue.pop_front();
-        match queue.front().copied() {
+        match queue.behind.pop_front() {
             None => {
                 self.queues.remove(&place);
             }
             Some(next) => {
+                queue.first = next;
                 if let Some(ticket) = self.tickets.get_mut(&next) {
                     ticket.waiting -= 1;
                 }

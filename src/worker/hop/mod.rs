@@ -75,8 +75,8 @@ struct Incoming {
     shown: Shown,
 }
 
-/// What has come from another worker and waits for its turn.
-enum Arrival {
+/// Work that has come from another worker and waits for its turn.
+enum RemoteWork {
     Parcel(Incoming),
     Acquire { from: usize, key: GrantKey, acquire: Box<Acquire> },
 }
@@ -88,7 +88,7 @@ pub(crate) struct Hop {
     max_under_way: usize,
     peers: RefCell<Vec<Peer>>,
     slots: RefCell<Slots>,
-    incoming: RefCell<VecDeque<Arrival>>,
+    incoming: RefCell<VecDeque<RemoteWork>>,
     /// Ends of holds, which come before everything else.
     applies: RefCell<VecDeque<Apply>>,
     grants: RefCell<Grants>,
@@ -266,10 +266,10 @@ impl Hop {
         match letter {
             Letter::Commands(parcel) => {
                 let incoming = Incoming { from, parcel, shown: Shown::default() };
-                self.incoming.borrow_mut().push_back(Arrival::Parcel(incoming));
+                self.incoming.borrow_mut().push_back(RemoteWork::Parcel(incoming));
             }
             Letter::Acquire(key, acquire) => {
-                self.incoming.borrow_mut().push_back(Arrival::Acquire { from, key, acquire });
+                self.incoming.borrow_mut().push_back(RemoteWork::Acquire { from, key, acquire });
             }
             Letter::Grant(key, grant) => self.take_grant(from, key, *grant),
             Letter::Apply(apply) => self.applies.borrow_mut().push_back(*apply),

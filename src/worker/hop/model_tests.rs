@@ -7,7 +7,7 @@
 
 use super::bell::Word;
 use super::lane::Letter;
-use super::{Arrival, Exchange, GrantKey, Hop, Offer, SlotKey, WorkerReplies};
+use super::{Exchange, GrantKey, Hop, Offer, RemoteWork, SlotKey, WorkerReplies};
 use crate::command::{Outcome, Request, registry};
 use crate::worker::{Acquire, Apply, BatchReply, CmdBatch, Grant};
 use flagstone_wire::resp::Args;
@@ -190,8 +190,8 @@ impl HopWorker {
         }
         while let Some(next) = { self.hop.incoming.borrow_mut().pop_front() } {
             let mut next = match next {
-                Arrival::Parcel(next) => next,
-                Arrival::Acquire { from, key, .. } => {
+                RemoteWork::Parcel(next) => next,
+                RemoteWork::Acquire { from, key, .. } => {
                     if thread_rng().gen_ratio(1, 4) {
                         self.queued.push((from, key));
                     } else {

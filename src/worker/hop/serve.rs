@@ -1,7 +1,7 @@
 //! A worker's part in the exchange: it posts and receives letters around the sleep of its thread,
 //! runs the parcels of others, and waits for its own.
 
-use super::{Arrival, CmdParcel, Incoming, Offer, SlotKey, WorkerReplies};
+use super::{CmdParcel, Incoming, Offer, RemoteWork, SlotKey, WorkerReplies};
 use crate::config::Settings;
 use crate::worker::batch::{BatchRun, HeldReplies, ReplyTo};
 use crate::worker::{CmdBatch, DRAIN_TURN, GrantTo, LONGEST_DRAIN, Worker};
@@ -125,8 +125,8 @@ impl Worker {
             let is_over = || self.last_ran().saturating_duration_since(began) > turn;
             let mut next = match next {
                 None => break,
-                Some(Arrival::Parcel(next)) => next,
-                Some(Arrival::Acquire { from: worker, key, acquire }) => {
+                Some(RemoteWork::Parcel(next)) => next,
+                Some(RemoteWork::Acquire { from: worker, key, acquire }) => {
                     self.start_watch();
                     self.acquire(*acquire, GrantTo::Home { worker, key });
                     if is_over() {
@@ -145,7 +145,7 @@ impl Worker {
                 }
             }
             if !is_done {
-                self.hop.incoming.borrow_mut().push_front(Arrival::Parcel(next));
+                self.hop.incoming.borrow_mut().push_front(RemoteWork::Parcel(next));
                 break;
             }
             self.hold_parcel(next, &settings);
