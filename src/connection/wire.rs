@@ -11,7 +11,7 @@ use crate::large;
 use crate::transport::Stream;
 use crate::worker::{READ, Worker};
 use bytes::{BufMut, BytesMut};
-use flagstone_wire::client_memory::Taken;
+use flagstone_wire::client_memory::{CLIENTS, Taken};
 use std::future::{Future, poll_fn};
 use std::io::{Error, ErrorKind, Result};
 use std::pin::pin;
@@ -94,11 +94,13 @@ impl Wire<'_> {
         Ok(bytes)
     }
 
-    /// Keeps short replies, which leave with the next ones. Returns false if they are to be written.
+    /// Keeps short replies, which leave with the next ones. Returns false if they are to be written: for
+    /// replies that wait no client is closed.
     #[must_use]
     pub(super) fn put_off(&mut self, out: &[u8]) -> bool {
         let spared = self.client.is(ClientState::NO_EVICT);
         if self.unread.len() + out.len() > MAX_PUT_OFF
+            || CLIENTS.left_of_half(spared) < MAX_PUT_OFF
             || !self.unread.keep(out, self.worker.settings().maxmemory_clients, spared)
         {
             return false;
