@@ -1,4 +1,5 @@
-//! Commands that run by themselves, behind the replies before them; they may wait.
+//! Commands that run by themselves, behind the commands before them; they may wait, and short replies
+//! before them leave with theirs.
 
 use super::step::{Manner, NextStep};
 use super::wire::Wire;

@@ -91,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// Runs EXEC behind the replies before it.
+    /// Runs EXEC behind the commands before it.
     pub(super) async fn run_exec(
         &mut self,
         exec: &'static Command,

@@ -3,7 +3,7 @@
 //!
 //! Each read starts a cycle (`cycle.rs`): commands on keys run in place or go to other workers in
 //! batches, up to a limit, and the replies are written once the rounds that they show are stored. A
-//! command that cannot run inside a cycle is a barrier: it runs by itself behind the replies before
+//! command that cannot run inside a cycle is a barrier: it runs by itself behind the commands before
 //! it (`alone.rs`, `exec.rs`, `blocked.rs`), or with others behind it (`together.rs`). After a
 //! bounded amount of work the connection gives other connections a turn.
 

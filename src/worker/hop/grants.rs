@@ -1,6 +1,6 @@
-//! Coordinators of a worker that have asked others for locks and entries. A coordinator asks a worker
-//! for one loan at a time, and gives it back before it asks for the next one, so their letters are
-//! bounded by their number.
+//! Coordinators of a worker that have asked others for locks and entries. A coordinator waits for each
+//! grant, and a worker takes letters in order: so a connection has at most the end of a loan and the
+//! next request under way to a worker.
 
 use super::lane::{Exchange, Letter};
 use super::{Hop, Word};
@@ -29,7 +29,7 @@ impl Grants {
         self.last
     }
 
-    /// Returns a grant for which nobody waits any more.
+    /// Hands a grant to its coordinator. Fails with the grant if nobody waits for it any more.
     pub(super) fn answer(&mut self, key: GrantKey, grant: Grant) -> Result<(), Grant> {
         match self.waiting.remove(&key) {
             Some((_, to)) => to.send(grant),

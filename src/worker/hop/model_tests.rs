@@ -1,9 +1,8 @@
 //! Model test of the exchange under many schedules: workers with connections that send batches to
 //! each other, wait for the replies, or end before these have come, and that are lent something by
 //! another worker and give it back, while one worker may end in the middle. Bells, lanes, parcels,
-//! slots and grants are the real ones; only the thread's sleep and the
-//! execution of commands are a model. A wake-up that is lost leaves all threads asleep, which the
-//! checker reports as a deadlock.
+//! slots and grants are the real ones; only the thread's sleep and the execution of commands are a
+//! model. A wake-up that is lost leaves all threads asleep, which the checker reports as a deadlock.
 
 use super::bell::Word;
 use super::lane::Letter;
