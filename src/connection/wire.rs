@@ -7,6 +7,7 @@ use super::count;
 use super::turn::TURN_BYTES;
 use super::unread::Unread;
 use crate::clients::{Client, ClientState};
+use crate::config::ClientMemory;
 use crate::large;
 use crate::transport::Stream;
 use crate::worker::{READ, Worker};
@@ -99,9 +100,11 @@ impl Wire<'_> {
     #[must_use]
     pub(super) fn put_off(&mut self, out: &[u8]) -> bool {
         let spared = self.client.is(ClientState::NO_EVICT);
+        let limit = self.worker.settings().maxmemory_clients;
         if self.unread.len() + out.len() > MAX_PUT_OFF
-            || CLIENTS.left_of_half(spared) < MAX_PUT_OFF
-            || !self.unread.keep(out, self.worker.settings().maxmemory_clients, spared)
+            || matches!(limit, ClientMemory::Bytes(1..) | ClientMemory::Percent(_))
+            || !CLIENTS.has_plenty(spared)
+            || !self.unread.keep(out, limit, spared)
         {
             return false;
         }

@@ -89,11 +89,20 @@ impl Account {
     /// is that of the replies to clients that are never closed for their memory.
     #[must_use]
     pub fn left_of_half(&self, is_spared: bool) -> usize {
-        let limit = match self.limits_of(is_spared).0 {
+        (self.limit_of_all(is_spared) / 2).saturating_sub(self.taken.load(Ordering::Relaxed))
+    }
+
+    /// Returns true if less than a sixteenth of that limit is taken.
+    #[must_use]
+    pub fn has_plenty(&self, is_spared: bool) -> bool {
+        self.taken.load(Ordering::Relaxed) < self.limit_of_all(is_spared) / 16
+    }
+
+    fn limit_of_all(&self, is_spared: bool) -> usize {
+        match self.limits_of(is_spared).0 {
             0 => self.limits_of(true).0,
             limit => limit,
-        };
-        (limit / 2).saturating_sub(self.taken.load(Ordering::Relaxed))
+        }
     }
 
     fn change(&self, before: usize, now: usize) {
