@@ -399,8 +399,12 @@ fn the_event_loop_counts_sleeps_work_and_each_command_once() {
             number(&mut client, "eventloop_duration_sum"),
         );
         assert!(cycles > 0 && busy_us > 0, "{cycles} {busy_us}");
-        ask(&mut client, "CONFIG RESETSTAT");
-        assert!(number(&mut client, "eventloop_cycles") < cycles);
+        // The workers go on with work of their own, so one reading after one reset may be as high.
+        let falls = (0..100).any(|_| {
+            ask(&mut client, "CONFIG RESETSTAT");
+            number(&mut client, "eventloop_cycles") < cycles
+        });
+        assert!(falls, "{cycles}");
     }
 }
 
