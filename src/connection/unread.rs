@@ -15,7 +15,7 @@ const MAX_UNREAD: usize = 16 << 20;
 const LONG_REPLY: usize = 2 * MAX_REPLIES;
 
 /// Least and greatest size of a block of kept replies, in bytes. Its memory is free once it is read.
-const BLOCKS: (usize, usize) = (16 << 10, 1 << 20);
+const BLOCKS: (usize, usize) = (4 << 10, 1 << 20);
 
 /// Replies that the socket has not taken, in order.
 #[derive(Default)]

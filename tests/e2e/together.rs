@@ -405,6 +405,31 @@ fn replies_to_transactions_of_a_pipeline_leave_together() {
 }
 
 #[test]
+fn no_client_is_closed_for_replies_that_wait() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "1mb"]].concat());
+    let (sent, expected) = transactions(16);
+    let expected = format!("{expected}$3\r\nend\r\n");
+    std::thread::scope(|scope| {
+        for _ in 0..60 {
+            scope.spawn(|| {
+                let mut socket = server.socket();
+                for _ in 0..5 {
+                    assert_eq!(answers(&mut socket, &sent, "end"), expected);
+                }
+            });
+        }
+    });
+    assert_eq!(info(&server, "stats", "evicted_clients"), 0);
+    // Where clients may be closed for their memory, each reply leaves at once.
+    let mut socket = server.socket();
+    answers(&mut socket, &[], "connected");
+    let before = info(&server, "stats", "total_writes_processed");
+    answers(&mut socket, &sent, "end");
+    let writes = info(&server, "stats", "total_writes_processed") - before;
+    assert!(writes >= 16, "{writes} writes for 16 transactions");
+}
+
+#[test]
 fn replies_do_not_wait_for_a_command_that_waits() {
     let server = Server::start(&[&TWO_WORKERS[..], &["--busy-reply-threshold", "600000"]].concat());
     for behind in
