@@ -60,7 +60,7 @@ impl Store {
         let mut left = steps;
         let mut rounds = 0;
         while self.memory > budget && left > 0 {
-            let (db, table_no, bucket) = self.hand;
+            let (db, table_no, position) = self.hand;
             let Some(tables) = self.dbs.get_mut(db).map(|d| &mut d.tables) else {
                 self.hand = (0, 0, 0);
                 rounds += 1;
@@ -74,14 +74,12 @@ impl Store {
                 self.hand = (db + 1, 0, 0);
                 continue;
             };
-            if bucket >= table.map.num_buckets() {
-                self.hand = (db, table_no + 1, 0);
-                left = left.saturating_sub(1);
-                continue;
-            }
-            self.hand.2 += 1;
             left -= 1;
-            let Some(entry) = table.map.get_bucket_mut(bucket) else { continue };
+            let Some(entry) = table.entry_mut(position) else {
+                self.hand = (db, table_no + 1, 0);
+                continue;
+            };
+            self.hand.2 += 1;
             if entry.dirty || entry.round > durable || keep(db as u32, &entry.key) {
                 continue;
             }
@@ -94,8 +92,9 @@ impl Store {
                 continue;
             }
             table.partial |= entry.is_live();
-            if let Ok(found) = table.map.get_bucket_entry(bucket) {
-                let entry = found.remove().0;
+            if let Some(entry) = table.remove_at(position) {
+                // The last entry has taken the position.
+                self.hand.2 = position;
                 self.memory = self.memory.saturating_sub(entry.counted);
                 self.stats.dropped += 1;
             }

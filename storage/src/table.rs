@@ -7,17 +7,22 @@
 
 use crate::prefetch::prefetch;
 
-/// Number of elements up to which a table has no index and is searched linearly.
-const UNINDEXED: usize = 8;
-
 /// Slots of the smallest index.
 const LEAST_PLACES: usize = 16;
+
+/// Number of elements from which on the vector grows by a quarter instead of to its double: entries
+/// of keys are large, and there may be millions.
+const MANY: usize = 64;
 
 /// A free index slot.
 const FREE: u64 = u64::MAX;
 
 /// An element of a [`Table`].
 pub(crate) trait Named {
+    /// Number of elements up to which a table has no index and is searched linearly: fewer if they
+    /// are large.
+    const UNINDEXED: usize = 8;
+
     /// Returns the name by which the element is found.
     fn name(&self) -> &[u8];
 }
@@ -41,21 +46,25 @@ fn packed(hash: u64, position: usize) -> u64 {
     hash << 32 | position as u64
 }
 
+fn tag_of(place: u64) -> u32 {
+    (place >> 32) as u32
+}
+
 fn position(place: u64) -> usize {
     (place & u64::from(u32::MAX)) as usize
 }
 
-/// Returns the number of index slots for so many elements.
-fn places(elements: usize) -> usize {
-    if elements <= UNINDEXED {
-        return 0;
-    }
-    (elements * 4 / 3 + 1).next_power_of_two().max(LEAST_PLACES)
-}
-
 impl<E: Named> Table<E> {
+    /// Returns the number of index slots for so many elements.
+    fn places(elements: usize) -> usize {
+        if elements <= E::UNINDEXED {
+            return 0;
+        }
+        (elements * 4 / 3 + 1).next_power_of_two().max(LEAST_PLACES)
+    }
+
     pub(crate) fn with_capacity(elements: usize) -> Self {
-        let index = vec![FREE; places(elements)].into();
+        let index = vec![FREE; Self::places(elements)].into();
         Self { elements: Vec::with_capacity(elements), index }
     }
 
@@ -70,6 +79,16 @@ impl<E: Named> Table<E> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.elements.is_empty()
+    }
+
+    /// Returns true if there are so many elements that they have an index.
+    pub(crate) fn is_indexed(&self) -> bool {
+        !self.index.is_empty()
+    }
+
+    /// Returns true if the elements need less than a quarter of the room that there is.
+    pub(crate) fn has_much_room(&self) -> bool {
+        self.elements.capacity() > MANY && self.elements.capacity() / 4 > self.elements.len()
     }
 
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, E> {
@@ -90,32 +109,38 @@ impl<E: Named> Table<E> {
     }
 
     fn home(&self, place: u64) -> usize {
-        (place >> 32) as usize & (self.index.len() - 1)
+        tag_of(place) as usize & (self.index.len() - 1)
     }
 
-    /// Returns the index slots from the home of a hash up to the first free one, with their
-    /// contents.
-    fn probe(&self, hash: u64) -> impl Iterator<Item = (usize, u64)> {
-        let mask = self.index.len().wrapping_sub(1);
-        let home = hash as u32 as usize & mask;
-        let most = self.index.len();
-        let places = (0..most).map(move |step| (home + step) & mask);
-        places.map(|at| (at, self.index[at])).take_while(|(_, place)| *place != FREE)
+    /// Returns the first index slot for which `fits` returns true, among those from the home of a
+    /// hash up to a free one, and its contents. The table has an index.
+    #[inline(always)]
+    fn search(&self, hash: u64, mut fits: impl FnMut(u64) -> bool) -> Option<(usize, u64)> {
+        let mask = self.index.len() - 1;
+        let mut at = hash as u32 as usize & mask;
+        loop {
+            let place = self.index[at];
+            if place == FREE {
+                return None;
+            }
+            if fits(place) {
+                return Some((at, place));
+            }
+            at = (at + 1) & mask;
+        }
     }
 
     /// Returns the position of a name.
+    #[inline]
     pub(crate) fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
+        let is_it = |element: &E| element.name() == name;
         if self.index.is_empty() {
-            return self.elements.iter().position(|other| other.name() == name);
+            return self.elements.iter().position(is_it);
         }
-        self.alike(hash).find(|&at| self.elements[at].name() == name)
-    }
-
-    /// Returns the positions of elements whose hash has the same tag.
-    fn alike(&self, hash: u64) -> impl Iterator<Item = usize> {
-        let same =
-            self.probe(hash).filter(move |(_, place)| place >> 32 == hash & u64::from(u32::MAX));
-        same.map(|(_, place)| position(place))
+        let tag = hash as u32;
+        let fits =
+            |place| tag_of(place) == tag && self.elements.get(position(place)).is_some_and(is_it);
+        self.search(hash, fits).map(|(_, place)| position(place))
     }
 
     /// Prefetches the index slot that [`find`](Self::find) reads first.
@@ -134,17 +159,26 @@ impl<E: Named> Table<E> {
     }
 
     /// Returns the most likely match by hash alone, if there is an index.
+    #[inline]
     pub(crate) fn touched(&self, hash: u64) -> Option<&E> {
-        self.alike(hash).next().map(|at| &self.elements[at])
+        if self.index.is_empty() {
+            return None;
+        }
+        let (_, place) = self.search(hash, |place| tag_of(place) == hash as u32)?;
+        self.elements.get(position(place))
     }
 
     /// Appends an element whose name is not in the table. `hash_of` hashes the names of other
     /// elements.
-    pub(crate) fn push(&mut self, hash: u64, element: E, hash_of: impl Fn(&[u8]) -> u64) {
+    pub(crate) fn push(&mut self, hash: u64, element: E, hash_of: impl Fn(&E) -> u64) {
         let position = self.elements.len();
+        if position == self.elements.capacity() && position >= MANY {
+            self.elements.reserve_exact(position / 4);
+        }
         self.elements.push(element);
-        if places(position + 1) > self.index.len() {
-            self.build(places(position + 1), hash_of);
+        let places = Self::places(position + 1);
+        if places > self.index.len() {
+            self.build(places, hash_of);
         } else if !self.index.is_empty() {
             self.take_place(packed(hash, position));
         }
@@ -160,7 +194,7 @@ impl<E: Named> Table<E> {
     }
 
     /// Builds an index of so many slots. Hashes of indexed elements are taken from the old index.
-    fn build(&mut self, places: usize, hash_of: impl Fn(&[u8]) -> u64) {
+    fn build(&mut self, places: usize, hash_of: impl Fn(&E) -> u64) {
         let before = std::mem::replace(&mut self.index, vec![FREE; places].into());
         if places == 0 {
             return;
@@ -172,20 +206,20 @@ impl<E: Named> Table<E> {
         }
         // All elements, or all but those that were added last.
         for position in known..self.elements.len() {
-            self.take_place(packed(hash_of(self.elements[position].name()), position));
+            self.take_place(packed(hash_of(&self.elements[position]), position));
         }
     }
 
     /// Rebuilds the index after positions have changed.
-    fn rebuild(&mut self, hash_of: impl Fn(&[u8]) -> u64) {
+    fn rebuild(&mut self, hash_of: impl Fn(&E) -> u64) {
         self.index = Box::default();
-        self.build(places(self.elements.len()), hash_of);
+        self.build(Self::places(self.elements.len()), hash_of);
     }
 
     /// Returns the index slot that holds a position, given the hash of its name.
     fn place_of(&self, hash: u64, position: usize) -> Option<usize> {
         let wanted = packed(hash, position);
-        self.probe(hash).find(|(_, place)| *place == wanted).map(|(at, _)| at)
+        self.search(hash, |place| place == wanted).map(|(at, _)| at)
     }
 
     /// Frees an index slot: later slots of the same run move up, so that searches still find them.
@@ -210,14 +244,14 @@ impl<E: Named> Table<E> {
     pub(crate) fn swap_remove(
         &mut self,
         position: usize,
-        hash_of: impl Fn(&[u8]) -> u64,
+        hash_of: impl Fn(&E) -> u64,
     ) -> Option<E> {
         let last = self.elements.len().checked_sub(1).filter(|last| position <= *last)?;
         if !self.index.is_empty() {
-            if let Some(at) = self.place_of(hash_of(self.elements[position].name()), position) {
+            if let Some(at) = self.place_of(hash_of(&self.elements[position]), position) {
                 self.free(at);
             }
-            let hash = hash_of(self.elements[last].name());
+            let hash = hash_of(&self.elements[last]);
             if position != last
                 && let Some(at) = self.place_of(hash, last)
             {
@@ -232,11 +266,11 @@ impl<E: Named> Table<E> {
     pub(crate) fn shift_remove(
         &mut self,
         position: usize,
-        hash_of: impl Fn(&[u8]) -> u64,
+        hash_of: impl Fn(&E) -> u64,
     ) -> Option<E> {
         let element = self.elements.get(position)?;
         if !self.index.is_empty()
-            && let Some(at) = self.place_of(hash_of(element.name()), position)
+            && let Some(at) = self.place_of(hash_of(element), position)
         {
             self.free(at);
         }
@@ -247,29 +281,37 @@ impl<E: Named> Table<E> {
 
     /// Keeps the elements for which `keep` returns true. Takes time proportional to the table's
     /// size.
-    pub(crate) fn retain(
-        &mut self,
-        keep: impl FnMut(&mut E) -> bool,
-        hash_of: impl Fn(&[u8]) -> u64,
-    ) {
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&mut E) -> bool, hash_of: impl Fn(&E) -> u64) {
         self.elements.retain_mut(keep);
         self.rebuild(hash_of);
+    }
+
+    /// Removes the elements for which `is_taken` returns true, and returns them. Takes time
+    /// proportional to the table's size.
+    pub(crate) fn extract(
+        &mut self,
+        is_taken: impl Fn(&E) -> bool,
+        hash_of: impl Fn(&E) -> u64,
+    ) -> Vec<E> {
+        let taken = self.elements.extract_if(.., |element| is_taken(element)).collect();
+        self.rebuild(hash_of);
+        taken
     }
 
     /// Sorts the elements by a key.
     pub(crate) fn sort_by_cached_key<K: Ord>(
         &mut self,
         key: impl FnMut(&E) -> K,
-        hash_of: impl Fn(&[u8]) -> u64,
+        hash_of: impl Fn(&E) -> u64,
     ) {
         self.elements.sort_by_cached_key(key);
         self.rebuild(hash_of);
     }
 
     /// Releases capacity beyond so many elements, or beyond the present number if that is greater.
-    pub(crate) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&[u8]) -> u64) {
+    pub(crate) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&E) -> u64) {
         self.elements.shrink_to(elements);
-        let places = places(elements.max(self.elements.len()));
+        let places = Self::places(elements.max(self.elements.len()));
         if places < self.index.len() {
             self.build(places, hash_of);
         }
@@ -289,15 +331,19 @@ mod tests {
     }
 
     /// Hashes that collide in home and tag, with homes at the end of the index.
-    fn hash_of(name: &[u8]) -> u64 {
+    fn hash(name: &[u8]) -> u64 {
         let sum = name.iter().fold(0, |sum, &b| sum + u64::from(b));
         (sum % 5) << 40 | (u64::MAX - sum % 7) & 0xffff_ffff
+    }
+
+    fn hash_of((name, _): &(Vec<u8>, u32)) -> u64 {
+        hash(name)
     }
 
     fn check(table: &Table<(Vec<u8>, u32)>, model: &[(Vec<u8>, u32)]) {
         assert!(table.iter().eq(model));
         for (position, (name, _)) in model.iter().enumerate() {
-            assert_eq!(table.find(hash_of(name), name), Some(position));
+            assert_eq!(table.find(hash(name), name), Some(position));
         }
         let used = table.index.iter().filter(|place| **place != FREE).count();
         assert!(table.index.is_empty() || used == model.len() && used * 4 <= table.index.len() * 3);
@@ -309,12 +355,12 @@ mod tests {
         let (mut table, mut model) = (Table::default(), Vec::<(Vec<u8>, u32)>::new());
         for n in 0..4000u32 {
             let name = rng.random_range(0..150u32).to_string().into_bytes();
-            let found = table.find(hash_of(&name), &name);
+            let found = table.find(hash(&name), &name);
             assert_eq!(found, model.iter().position(|(other, _)| *other == name));
             // It grows, then shrinks.
             match (found, rng.random_range(0..10)) {
                 (None, _) if n % 1000 < 600 => {
-                    table.push(hash_of(&name), (name.clone(), n), hash_of);
+                    table.push(hash(&name), (name.clone(), n), hash_of);
                     model.push((name, n));
                 }
                 (Some(at), 0..4) => {
@@ -331,8 +377,8 @@ mod tests {
                 }
                 (None, _) => {
                     assert!(table.swap_remove(model.len(), hash_of).is_none());
-                    table.touch_index(hash_of(&name));
-                    table.touch_element(hash_of(&name));
+                    table.touch_index(hash(&name));
+                    table.touch_element(hash(&name));
                 }
             }
             if n % 500 == 499 {

@@ -82,8 +82,8 @@ fn sizes(key: &[u8], value: Option<&[u8]>, set: RowChange) -> (usize, usize) {
 }
 
 /// Returns the hash of a meta row's key in its table.
-fn hash_of_meta(key: &[u8]) -> u64 {
-    match Row::parse(key) {
+fn hash_of_meta(row: &PendingRow) -> u64 {
+    match Row::parse(row.key()) {
         Some(Row::Meta { hash48, .. }) => table_hash(hash48),
         _ => 0,
     }

@@ -178,7 +178,7 @@ pub(super) fn set_row(
     hash: u64,
     (key, value, new): (&[u8], Option<&[u8]>, bool),
     memory: Option<&Bytes>,
-    hash_of: impl Fn(&[u8]) -> u64,
+    hash_of: impl Fn(&PendingRow) -> u64,
 ) -> RowChange {
     let Some(at) = rows.find(hash, key) else {
         rows.push(hash, PendingRow::new_in(key, value, new, memory), hash_of);
@@ -285,7 +285,7 @@ impl PendingElementRows {
     ) -> RowChange {
         let hash = self.hasher.hash_one(element);
         let place = self.place(hash);
-        let hash_of = |element: &[u8]| self.hasher.hash_one(element);
+        let hash_of = |row: &PendingRow| self.hasher.hash_one(row.key());
         let row = (element, value, new);
         let set = set_row(&mut self.tables[place], hash, row, memory, hash_of);
         match (set.before, set.kept) {
@@ -314,9 +314,9 @@ impl PendingElementRows {
         let few = std::mem::take(&mut self.tables);
         self.tables.resize_with(TABLES, RowTable::default);
         let hasher = self.hasher.clone();
-        let hash_of = |element: &[u8]| hasher.hash_one(element);
+        let hash_of = |row: &PendingRow| hasher.hash_one(row.key());
         for row in few.into_iter().flat_map(RowTable::into_elements) {
-            let hash = hash_of(row.key());
+            let hash = hash_of(&row);
             let place = self.place(hash);
             self.tables[place].push(hash, row, hash_of);
         }
@@ -330,7 +330,7 @@ impl PendingElementRows {
     /// Drops the rows whose elements begin with a prefix, and returns their number and bytes.
     pub(super) fn drop_prefix(&mut self, prefix: &[u8]) -> (usize, usize) {
         let (mut rows, mut bytes) = (0, 0);
-        let hash_of = |element: &[u8]| self.hasher.hash_one(element);
+        let hash_of = |row: &PendingRow| self.hasher.hash_one(row.key());
         let mut order = self.order.get_mut();
         for table in &mut self.tables {
             let keep = |row: &mut PendingRow| {

@@ -34,7 +34,8 @@ impl Store {
                 None => Db::new(generation, false),
             });
         }
-        let entries = old.iter().flat_map(|db| &db.tables).flat_map(|table| table.map.iter());
+        let tables = old.iter().flat_map(|db| &db.tables);
+        let entries = tables.flat_map(|table| table.entries.iter());
         let freed: usize = entries.map(|entry| entry.counted).sum();
         self.memory = self.memory.saturating_sub(freed);
         old
@@ -46,7 +47,7 @@ impl Store {
     pub fn flush(&mut self, db: u32, generation: u32) {
         let old = std::mem::replace(&mut self.dbs[db as usize], Db::small(generation, false));
         self.dirty.retain(|key| key.db != db);
-        let entries = old.tables.into_iter().flat_map(|table| table.map);
+        let entries = old.tables.into_iter().flat_map(|table| table.entries.into_elements());
         self.flushed.extend(entries.map(|entry| (old.generation, entry)));
     }
 
@@ -70,7 +71,11 @@ impl Store {
     /// Returns the entries of a workspace.
     pub fn lent(&self) -> impl Iterator<Item = (u32, &Entry)> {
         (0u32..).zip(&self.dbs).flat_map(|(db, tables)| {
-            tables.tables.iter().flat_map(|table| table.map.iter()).map(move |entry| (db, entry))
+            tables
+                .tables
+                .iter()
+                .flat_map(|table| table.entries.iter())
+                .map(move |entry| (db, entry))
         })
     }
 
@@ -84,15 +89,15 @@ impl Store {
     pub fn overlay(&self, db: u32, from: Cursor, end: Option<Cursor>, keys: &mut Vec<ScanKey>) {
         let Some(of_db) = self.dbs.get(db as usize) else { return };
         let tables = &of_db.tables;
-        if tables.iter().all(|table| table.map.is_empty()) {
+        if tables.iter().all(|table| table.entries.is_empty()) {
             return;
         }
         keys.retain(|found| {
             let at = self.layout.key_hash(&found.key);
             let table = tables.get(of_db.table_of(at.slot));
-            table.is_none_or(|table| table.map.find(at.hash, |e| *e.key == *found.key).is_none())
+            table.is_none_or(|table| table.get(at.hash, &found.key).is_none())
         });
-        let live = tables.iter().flat_map(|table| table.map.iter()).filter(|e| e.is_live());
+        let live = tables.iter().flat_map(|table| table.entries.iter()).filter(|e| e.is_live());
         let within = live.filter(|entry| {
             let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
             let at = Cursor { slot: at.slot, hash48: at.hash48() };

@@ -13,8 +13,7 @@ impl Store {
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
         let table = self.dbs.get_mut(db as usize)?.table(at.slot);
-        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
-            let mut entry = found.remove().0;
+        if let Some(mut entry) = table.remove_if(at.hash, key, |_| true) {
             self.memory = self.memory.saturating_sub(entry.counted);
             (entry.visible, entry.sealed) = (false, false);
             return Some(entry);
@@ -67,8 +66,7 @@ impl Store {
         let at = self.layout.key_hash(key);
         let table = self.dbs[db as usize].table(at.slot);
         table.note_lost(key);
-        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
-            let entry = found.remove().0;
+        if let Some(entry) = table.remove_if(at.hash, key, |_| true) {
             self.memory = self.memory.saturating_sub(entry.counted);
         }
     }
@@ -78,7 +76,8 @@ impl Store {
         let mut out = Vec::new();
         for (db, tables) in (0u32..).zip(&mut self.dbs) {
             for table in &mut tables.tables {
-                out.extend(table.map.drain().map(|e| (db, e)));
+                let entries = std::mem::take(&mut table.entries);
+                out.extend(entries.into_elements().into_iter().map(|e| (db, e)));
             }
         }
         out

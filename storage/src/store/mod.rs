@@ -445,7 +445,7 @@ impl Store {
         }
         let (now_ms, due_ms) = (self.now_ms, self.due_ms);
         let table = self.dbs[db as usize].table(at.slot);
-        let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
+        let Some(position) = table.entries.find(at.hash, key) else {
             let may_exist = table.may_exist(key);
             if self.lacks(at.slot) {
                 return Err(Fault::NotOwned(NotOwned { slot: at.slot }));
@@ -460,7 +460,7 @@ impl Store {
             self.seen = self.seen.max(self.forgotten);
             return Ok(None);
         };
-        let Some(entry) = table.map.get_bucket_mut(bucket) else { return Ok(None) };
+        let Some(entry) = table.entries.at_mut(position) else { return Ok(None) };
         if self.touch {
             // A key that does not exist has no accesses: they begin with the next one of its name.
             if let Some(counting) = self.counting.filter(|_| entry.is_live()) {
@@ -470,7 +470,7 @@ impl Store {
             entry.freq = entry.freq.saturating_add(u8::from(entry.freq < 5));
         }
         self.seen = self.seen.max(entry.round);
-        let found = EntryAddress { db, at, bucket };
+        let found = EntryAddress { db, at, position };
         if entry.has_expired(due_ms) && entry.is_live() {
             if !deletes {
                 return Ok(None);
@@ -491,8 +491,8 @@ impl Store {
         let table = self.dbs[db as usize].table(at.slot);
         let mut entry = Entry::absent(key, at.hash);
         entry.accessed_s = (self.now_ms / 1000) as u32;
-        let bucket = table.insert(entry);
-        EntryAddress { db, at, bucket }
+        let position = table.insert(entry);
+        EntryAddress { db, at, position }
     }
 
     /// Returns true if the key's entry is in memory (or known to be absent, as in a database that
@@ -501,7 +501,7 @@ impl Store {
         let at = self.at(key);
         let Some(of_db) = self.dbs.get_mut(db as usize) else { return true };
         let table = of_db.table(at.slot);
-        if table.map.find(at.hash, |e| *e.key == *key).is_some() {
+        if table.get(at.hash, key).is_some() {
             return true;
         }
         let may_exist = table.may_exist(key);
@@ -524,7 +524,8 @@ impl Store {
 
     pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {
         let db = self.dbs.get_mut(db as usize)?;
-        db.table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
+        let entries = &mut db.table(at.slot).entries;
+        entries.at_mut(entries.find(at.hash, key)?)
     }
 
     // ---- loading -----------------------------------------------------------------
@@ -540,7 +541,7 @@ impl Store {
         self.see_size(generation, at, &entry.key, big::measure(&entry.value));
         let table = self.dbs[db as usize].table(at.slot);
         table.note_known(&entry.key);
-        if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
+        if table.get(at.hash, &entry.key).is_none() {
             self.stats.loaded += 1;
             self.memory += entry.counted;
             table.insert(entry);
@@ -559,25 +560,22 @@ impl Store {
 struct EntryAddress {
     db: u32,
     at: KeyHash,
-    bucket: usize,
+    position: usize,
 }
 
 impl EntryAddress {
-    #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
+    #[allow(clippy::expect_used, reason = "a position stays while the table is not changed")]
     fn entry(self, store: &Store) -> &Entry {
         let db = &store.dbs[self.db as usize];
-        db.tables[db.table_of(self.at.slot)]
-            .map
-            .get_bucket(self.bucket)
-            .expect("found a moment ago")
+        db.tables[db.table_of(self.at.slot)].entries.at(self.position).expect("found a moment ago")
     }
 
-    #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
+    #[allow(clippy::expect_used, reason = "a position stays while the table is not changed")]
     fn entry_mut(self, dbs: &mut [Db]) -> &mut Entry {
         dbs[self.db as usize]
             .table(self.at.slot)
-            .map
-            .get_bucket_mut(self.bucket)
+            .entries
+            .at_mut(self.position)
             .expect("found a moment ago")
     }
 }

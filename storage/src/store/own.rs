@@ -3,8 +3,8 @@
 use super::{Db, Store};
 use crate::attached::AttachedShards;
 use crate::slot::MAX_SHARDS;
+use crate::table::Table;
 use crate::value::Entry;
-use hashbrown::HashTable;
 use std::sync::Arc;
 
 /// The shards whose keys a store has.
@@ -29,14 +29,14 @@ impl OwnShards {
 /// Entries of a shard that was detached, to be dropped elsewhere: there may be many.
 #[derive(Debug, Default)]
 pub struct RemovedEntries {
-    pub(super) tables: Vec<HashTable<Entry>>,
+    pub(super) tables: Vec<Table<Entry>>,
     pub(super) entries: Vec<Entry>,
 }
 
 impl RemovedEntries {
     /// Returns their number.
     pub fn len(&self) -> usize {
-        self.tables.iter().map(HashTable::len).sum::<usize>() + self.entries.len()
+        self.tables.iter().map(Table::len).sum::<usize>() + self.entries.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -45,7 +45,7 @@ impl RemovedEntries {
 
     /// Returns the memory that the store has counted for them, in bytes.
     fn counted(&self) -> usize {
-        let all = self.tables.iter().flatten().chain(&self.entries);
+        let all = self.tables.iter().flat_map(Table::iter).chain(&self.entries);
         all.map(|entry| entry.counted).sum()
     }
 }

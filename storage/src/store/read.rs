@@ -10,7 +10,7 @@ impl Store {
         let at = self.at(key);
         let db = self.dbs.get(db as usize)?;
         let table = db.tables.get(db.table_of(at.slot))?;
-        let entry = table.map.find(at.hash, |e| *e.key == *key)?;
+        let entry = table.get(at.hash, key)?;
         (entry.is_live() && !entry.has_expired(self.due_ms)).then_some(entry)
     }
 

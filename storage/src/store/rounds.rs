@@ -84,10 +84,8 @@ impl Store {
             if table.partial {
                 continue;
             }
-            if let Ok(found) = table.map.find_entry(key.at.hash, |e| {
-                *e.key == *key.key && e.round == round && !e.is_live() && !e.dirty
-            }) {
-                let entry = found.remove().0;
+            let settled = |e: &Entry| e.round == round && !e.is_live() && !e.dirty;
+            if let Some(entry) = table.remove_if(key.at.hash, &key.key, settled) {
                 self.memory = self.memory.saturating_sub(entry.counted);
             }
         }

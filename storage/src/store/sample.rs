@@ -2,15 +2,16 @@
 //! removal itself.
 
 use super::Store;
+use super::tables::SubTable;
 use crate::notify::NotifyFlags;
 use crate::value::{AccessCounting, Entry, KeyBuf};
 use crate::words::RemovalCause;
 use rand::{Rng, RngExt};
 
-/// Buckets that are examined for each entry of a sample.
+/// Entries that are examined for each entry of a sample.
 const TRIES: usize = 32;
 
-/// Buckets that are examined to tell how many entries are of keys that exist.
+/// Entries that are examined to tell how many are of keys that exist.
 const LIVE_TRIES: usize = 256;
 
 /// The property of a key by which it goes before others. Of two keys, the one with the greater rank
@@ -65,6 +66,23 @@ pub struct SampledKey {
     pub key: KeyBuf,
 }
 
+/// Returns the number of entries of tables.
+fn entries_of<'a>(tables: impl IntoIterator<Item = &'a SubTable>) -> usize {
+    tables.into_iter().map(|table| table.entries().len()).sum()
+}
+
+/// Returns the entry at a position, counted through all these tables.
+fn entry_at<'a>(
+    tables: impl IntoIterator<Item = &'a SubTable>,
+    mut position: usize,
+) -> Option<&'a Entry> {
+    tables.into_iter().find_map(|table| {
+        let entry = table.entries().at(position);
+        position = position.wrapping_sub(table.entries().len());
+        entry
+    })
+}
+
 impl Store {
     /// Sets how accesses are counted from now on; `None`: they are not.
     #[inline]
@@ -76,26 +94,15 @@ impl Store {
     /// stay while there may be others on disk.
     pub fn live_entries(&self) -> usize {
         let tables = || self.dbs.iter().flat_map(|db| &db.tables);
-        let entries: usize = tables().map(|table| table.map.len()).sum();
-        let buckets: usize = tables().map(|table| table.map.num_buckets()).sum();
-        if buckets == 0 {
+        let entries = entries_of(tables());
+        if entries == 0 {
             return 0;
         }
         let mut random = rand::rng();
-        let (mut seen, mut live) = (0, 0);
-        for _ in 0..LIVE_TRIES {
-            let mut bucket = random.random_range(0..buckets);
-            let table = tables().find(|table| {
-                let is_here = bucket < table.map.num_buckets();
-                bucket -= if is_here { 0 } else { table.map.num_buckets() };
-                is_here
-            });
-            if let Some(entry) = table.and_then(|table| table.map.get_bucket(bucket)) {
-                seen += 1;
-                live += usize::from(entry.is_live());
-            }
-        }
-        (entries * live).checked_div(seen).unwrap_or(entries)
+        let examined =
+            (0..LIVE_TRIES).filter_map(|_| entry_at(tables(), random.random_range(0..entries)));
+        let live = examined.filter(|entry| entry.is_live()).count();
+        entries * live / LIVE_TRIES
     }
 
     /// Adds random keys in memory of each database to `sample`, up to `count`; `volatile`: only keys
@@ -110,19 +117,13 @@ impl Store {
     ) {
         let mut random = rand::rng();
         for (db, tables) in (0u32..).zip(&self.dbs) {
-            let buckets: usize = tables.tables.iter().map(|table| table.map.num_buckets()).sum();
-            if buckets == 0 {
+            let entries = entries_of(&tables.tables);
+            if entries == 0 {
                 continue;
             }
             let mut found = 0;
             for _ in 0..count * TRIES {
-                let mut bucket = random.random_range(0..buckets);
-                let table = tables.tables.iter().find(|table| {
-                    let is_here = bucket < table.map.num_buckets();
-                    bucket -= if is_here { 0 } else { table.map.num_buckets() };
-                    is_here
-                });
-                let entry = table.and_then(|table| table.map.get_bucket(bucket));
+                let entry = entry_at(&tables.tables, random.random_range(0..entries));
                 let wanted = |e: &&Entry| e.is_live() && (!volatile || e.expire_at_ms != 0);
                 let Some(entry) = entry.filter(wanted) else { continue };
                 let rank = rank.of(entry, now_ms);

@@ -2,53 +2,85 @@
 
 use super::own::RemovedEntries;
 use crate::slot::{SLOTS, SUB_TABLES, slot_of, sub_table};
+use crate::table::{Named, Table};
 use crate::value::{Entry, KeyBuf};
-use hashbrown::HashTable;
 use std::collections::HashSet;
 use std::ops::Range;
+
+impl Named for Entry {
+    const UNINDEXED: usize = 1;
+
+    #[inline]
+    fn name(&self) -> &[u8] {
+        &self.key
+    }
+}
 
 /// A sub-table: the keys of some slots.
 #[derive(Debug, Default)]
 pub(crate) struct SubTable {
-    pub(crate) map: HashTable<Entry>,
-    /// Keys that are not in `map` may exist on disk.
+    pub(super) entries: Table<Entry>,
+    /// Keys that are not among `entries` may exist on disk.
     pub(crate) partial: bool,
-    /// In a table that is not partial: keys that are not in `map` and may exist on disk all the
-    /// same.
+    /// In a table that is not partial: keys that are not among `entries` and may exist on disk all
+    /// the same.
     lost: HashSet<KeyBuf>,
 }
-
-/// Smallest number of buckets of a table that is rebuilt in its size, not grown, when removed
-/// entries fill it.
-const FEW_BUCKETS: usize = 64;
 
 /// Maximum number of a table's lost keys; a table that loses more becomes partial.
 const MAX_LOST: usize = 1024;
 
 impl SubTable {
-    /// Inserts an entry whose key is not in the table and returns its bucket. Removed entries leave
-    /// marked buckets; growing the table because of them would leave it half empty.
-    pub(super) fn insert(&mut self, entry: Entry) -> usize {
-        if self.map.len() == self.map.capacity() {
-            let buckets = self.map.num_buckets();
-            if buckets >= FEW_BUCKETS && self.map.len() < buckets / 4 * 3 {
-                let mut fresh = HashTable::with_capacity(buckets / 8 * 7);
-                for entry in self.map.drain() {
-                    fresh.insert_unique(entry.hash, entry, |e| e.hash);
-                }
-                self.map = fresh;
-            }
-        }
-        self.map.insert_unique(entry.hash, entry, |e| e.hash).bucket_index()
+    /// Returns the entries; they have positions, which change when one is removed.
+    pub(crate) fn entries(&self) -> &Table<Entry> {
+        &self.entries
     }
 
-    /// Returns true if a key that is not in `map` may exist.
+    /// Returns the entry of a key.
+    #[inline]
+    pub(super) fn get(&self, hash: u64, key: &[u8]) -> Option<&Entry> {
+        self.entries.at(self.entries.find(hash, key)?)
+    }
+
+    /// Inserts an entry whose key is not in the table and returns its position.
+    pub(super) fn insert(&mut self, entry: Entry) -> usize {
+        self.entries.push(entry.hash, entry, |e| e.hash);
+        self.entries.len() - 1
+    }
+
+    /// Returns the entry at a position for changing it; its key must stay the same.
+    pub(crate) fn entry_mut(&mut self, position: usize) -> Option<&mut Entry> {
+        self.entries.at_mut(position)
+    }
+
+    /// Removes the entry at a position; the last one takes its place.
+    pub(crate) fn remove_at(&mut self, position: usize) -> Option<Entry> {
+        let removed = self.entries.swap_remove(position, |e| e.hash);
+        if self.entries.has_much_room() {
+            self.entries.shrink_to(self.entries.len() * 2, |e| e.hash);
+        }
+        removed
+    }
+
+    /// Removes the entry of a key if `fits` returns true for it.
+    pub(super) fn remove_if(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        fits: impl FnOnce(&Entry) -> bool,
+    ) -> Option<Entry> {
+        let position = self.entries.find(hash, key)?;
+        self.entries.at(position).is_some_and(fits).then_some(())?;
+        self.remove_at(position)
+    }
+
+    /// Returns true if a key that is not among the entries may exist.
     #[inline]
     pub(super) fn may_exist(&self, key: &[u8]) -> bool {
         self.partial || (!self.lost.is_empty() && self.lost.contains(key))
     }
 
-    /// Notes that a key is not in `map` any more but may exist on disk.
+    /// Notes that a key has no entry any more but may exist on disk.
     pub(super) fn note_lost(&mut self, key: &[u8]) {
         if self.partial {
             return;
@@ -60,7 +92,7 @@ impl SubTable {
         }
     }
 
-    /// Notes that any key that is not in `map` may exist on disk.
+    /// Notes that any key without an entry may exist on disk.
     fn set_partial(&mut self) {
         (self.partial, self.lost) = (true, HashSet::new());
     }
@@ -68,7 +100,7 @@ impl SubTable {
     /// Removes the entries of some slots, among those of others.
     fn remove_some(&mut self, slots: &Range<u16>, removed: &mut Vec<Entry>) {
         let is_there = |key: &[u8]| slots.contains(&slot_of(key));
-        removed.extend(self.map.extract_if(|entry| is_there(entry.key())));
+        removed.extend(self.entries.extract(|entry| is_there(entry.key()), |e| e.hash));
         self.lost.retain(|key| !is_there(key));
     }
 
@@ -147,7 +179,7 @@ impl Db {
             let table = &mut self.tables[number];
             if slots.start <= all.start && all.end <= slots.end {
                 let fresh = SubTable { partial: table.partial, ..SubTable::default() };
-                removed.tables.push(std::mem::replace(table, fresh).map);
+                removed.tables.push(std::mem::replace(table, fresh).entries);
             } else {
                 table.remove_some(slots, &mut removed.entries);
             }
@@ -167,40 +199,49 @@ mod tests {
             db.table(slot_of(key)).insert(Entry::absent(key, 1));
         }
         assert_eq!(db.tables.len(), 1);
-        assert_eq!(db.table(0).map.len(), keys.len());
+        assert_eq!(db.table(0).entries.len(), keys.len());
         let (mut removed, half) = (RemovedEntries::default(), 0..SLOTS / 2);
         db.remove(&half, &mut removed);
         let left = keys.iter().filter(|key| !half.contains(&slot_of(key))).count();
         assert!(left > 0 && left < keys.len());
-        assert_eq!(db.table(0).map.len(), left, "only entries of these slots are removed");
+        assert_eq!(db.table(0).entries.len(), left, "only entries of these slots are removed");
         assert_eq!(removed.entries.len(), keys.len() - left);
         db.remove(&(0..SLOTS), &mut removed);
-        assert_eq!(db.table(0).map.len(), 0);
+        assert_eq!(db.table(0).entries.len(), 0);
         db.set_partial(&(SLOTS - 1..SLOTS));
         assert!(db.table(0).may_exist(b"any"));
     }
 
     #[test]
-    fn a_table_whose_keys_come_and_go_does_not_grow() {
+    fn a_table_has_no_more_room_than_its_entries_need() {
         let mut table = SubTable::default();
         let entry = |n: u64| {
             let hash = xxhash_rust::xxh3::xxh3_64(&n.to_be_bytes());
             Entry::absent(&n.to_be_bytes(), hash)
         };
-        let keys = 700;
+        let keys = 5000;
         for n in 0..keys {
-            table.insert(entry(n));
+            assert_eq!(table.insert(entry(n)) as u64, n);
         }
-        assert_eq!(table.map.num_buckets(), 1024);
-        for n in keys..100 * keys {
+        let full = table.entries.capacity();
+        assert!(full <= 5000 * 5 / 4, "{full}");
+        for n in keys..10 * keys {
             let gone = entry(n - keys);
-            let found = table.map.find_entry(gone.hash, |e| e.key == gone.key);
-            found.expect("it is there").remove();
+            assert!(table.remove_if(gone.hash, &gone.key, |_| false).is_none());
+            let removed = table.remove_if(gone.hash, &gone.key, |e| e.hash == gone.hash);
+            assert_eq!(removed.expect("it is there").key, gone.key);
+            assert!(table.remove_if(gone.hash, &gone.key, |_| true).is_none());
             table.insert(entry(n));
         }
-        assert_eq!(table.map.len() as u64, keys);
-        assert_eq!(table.map.num_buckets(), 1024);
-        let last = entry(100 * keys - 1);
-        assert!(table.map.find(last.hash, |e| e.key == last.key).is_some());
+        assert_eq!(table.entries.capacity(), full, "keys came and went");
+        let last = entry(10 * keys - 1);
+        assert!(table.get(last.hash, &last.key).is_some());
+        while table.entries.len() > 1000 {
+            table.remove_at(0);
+        }
+        let room = table.entries.capacity();
+        assert!((1000..=4000).contains(&room), "{room}");
+        let left: Vec<Entry> = std::mem::take(&mut table.entries).into_elements();
+        assert_eq!(left.len(), 1000);
     }
 }

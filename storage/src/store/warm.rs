@@ -1,8 +1,10 @@
 //! Touching entries and elements ahead of the commands that look them up.
 
 use super::Store;
+use super::tables::SubTable;
 use crate::prefetch::prefetch_whole;
 use crate::slot::KeyHash;
+use crate::table::Table;
 use crate::value::{ElementHint, Entry};
 
 /// Elements up to which a collection in use is assumed to be in the processor's caches.
@@ -13,17 +15,28 @@ impl Store {
     /// commands run: each step of the search for all keys together.
     #[inline]
     pub fn warm(&self, keys: impl Iterator<Item = (u32, KeyHash)> + Clone) {
+        keys.clone().for_each(|(db, at)| self.prefetch_index(db, at));
         keys.clone().for_each(|(db, at)| self.prefetch_entry(db, at));
         keys.for_each(|(db, at)| self.touch(db, at));
+    }
+
+    #[inline]
+    fn entries_around(&self, db: u32, at: KeyHash) -> Option<&Table<Entry>> {
+        let db = self.dbs.get(db as usize)?;
+        db.tables.get(db.table_of(at.slot)).map(SubTable::entries)
+    }
+
+    #[inline]
+    fn prefetch_index(&self, db: u32, at: KeyHash) {
+        if let Some(entries) = self.entries_around(db, at) {
+            entries.touch_index(at.hash);
+        }
     }
 
     /// Prefetches what is most likely a key's entry, without reading it.
     #[inline]
     fn prefetch_entry(&self, db: u32, at: KeyHash) {
-        let db = self.dbs.get(db as usize);
-        let table = db.and_then(|db| db.tables.get(db.table_of(at.slot)));
-        // The first entry whose tag in the table fits.
-        if let Some(entry) = table.and_then(|table| table.map.find(at.hash, |_| true)) {
+        if let Some(entry) = self.entries_around(db, at).and_then(|e| e.touched(at.hash)) {
             prefetch_whole(entry);
         }
     }
@@ -41,10 +54,13 @@ impl Store {
         self.layout.key_hash(key)
     }
 
+    /// Returns what is most likely a key's entry.
     fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
-        let db = self.dbs.get(db as usize)?;
-        let table = db.tables.get(db.table_of(at.slot))?;
-        table.map.find(at.hash, |e| e.hash == at.hash)
+        let entries = self.entries_around(db, at)?;
+        if entries.is_indexed() {
+            return entries.touched(at.hash);
+        }
+        entries.iter().find(|e| e.hash == at.hash)
     }
 
     /// Touches elements of a key's collection if it is large, and returns their number.

@@ -313,7 +313,7 @@ impl<V: Payload> Members<V> {
         let mut dirty = Table::with_capacity(self.known.len());
         for name in self.known.keys() {
             let element = (name.clone(), true);
-            dirty.push(self.known.hash(name), element, |name| self.known.hash(name));
+            dirty.push(self.known.hash(name), element, |(name, _)| self.known.hash(name));
         }
         self.dirty = dirty;
     }
@@ -369,7 +369,7 @@ impl<V: Payload> Members<V> {
         let hash = self.known.hash(name);
         if self.dirty.find(hash, name).is_none() {
             let element = (Name::from_slice(name), new);
-            self.dirty.push(hash, element, |name| self.known.hash(name));
+            self.dirty.push(hash, element, |(name, _)| self.known.hash(name));
         }
     }
 

@@ -160,18 +160,20 @@ impl<V> Spread<V> {
         let hash = self.hash(&name);
         let hasher = self.hasher.clone();
         let part = part_of(hash, self.parts());
-        self.table_mut(part).push(hash, (name, value), |name| hasher.hash_one(name));
+        self.table_mut(part).push(hash, (name, value), |e| hasher.hash_one(e.name()));
         self.len += 1;
     }
 
     /// Removes an element; the last one of its part takes its position.
     pub(super) fn swap_remove_entry(&mut self, name: &[u8]) -> Option<(Name, V)> {
-        self.removed(name, |table, at, hasher| table.swap_remove(at, |n| hasher.hash_one(n)))
+        self.removed(name, |table, at, hasher| table.swap_remove(at, |e| hasher.hash_one(e.name())))
     }
 
     /// Removes an element; those behind it in its part keep their order.
     pub(super) fn shift_remove_entry(&mut self, name: &[u8]) -> Option<(Name, V)> {
-        self.removed(name, |table, at, hasher| table.shift_remove(at, |n| hasher.hash_one(n)))
+        self.removed(name, |table, at, hasher| {
+            table.shift_remove(at, |e| hasher.hash_one(e.name()))
+        })
     }
 
     fn removed(
@@ -210,7 +212,7 @@ impl<V> Spread<V> {
     pub(super) fn swap_remove_index(&mut self, position: usize) -> Option<(Name, V)> {
         let (part, index) = self.locate(position)?;
         let hasher = self.hasher.clone();
-        let removed = self.table_mut(part).swap_remove(index, |name| hasher.hash_one(name));
+        let removed = self.table_mut(part).swap_remove(index, |e| hasher.hash_one(e.name()));
         self.len -= usize::from(removed.is_some());
         self.merge_if_sparse();
         removed
@@ -228,14 +230,14 @@ impl<V> Spread<V> {
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Name, &mut V) -> bool) {
         let hasher = self.hasher.clone();
         let mut keep = |(name, value): &mut (Name, V)| keep(name, value);
-        self.tables_mut().for_each(|table| table.retain(&mut keep, |name| hasher.hash_one(name)));
+        self.tables_mut().for_each(|table| table.retain(&mut keep, |e| hasher.hash_one(e.name())));
         self.len = self.tables().map(Table::len).sum();
     }
 
     /// Sorts the elements of each part by a key; that is all of them if there is one part.
     pub(super) fn sort_by_cached_key<K: Ord>(&mut self, mut key: impl FnMut(&Name, &V) -> K) {
         let hasher = self.hasher.clone();
-        let hash_of = |name: &[u8]| hasher.hash_one(name);
+        let hash_of = |element: &(Name, V)| hasher.hash_one(element.name());
         let mut key = |(name, value): &(Name, V)| key(name, value);
         self.tables_mut().for_each(|table| table.sort_by_cached_key(&mut key, hash_of));
     }
@@ -247,7 +249,7 @@ impl<V> Spread<V> {
         let hasher = self.hasher.clone();
         for table in self.tables_mut() {
             if table.capacity() > table.len() * 3 / 2 + spare {
-                table.shrink_to(table.len() * 9 / 8, |name| hasher.hash_one(name));
+                table.shrink_to(table.len() * 9 / 8, |e| hasher.hash_one(e.name()));
             }
         }
     }
@@ -257,14 +259,14 @@ impl<V> Spread<V> {
         let parts = self.parts() + 1;
         let buddy = buddy_of_last(parts);
         let hasher = self.hasher.clone();
-        let hash_of = |name: &[u8]| hasher.hash_one(name);
+        let hash_of = |element: &(Name, V)| hasher.hash_one(element.name());
         let table = std::mem::take(self.table_mut(buddy));
         let room = table.len() / 2 + table.len() / 8;
         let (mut stays, mut goes) = (Table::with_capacity(room), Table::with_capacity(room));
-        for (name, value) in table.into_elements() {
-            let hash = hash_of(&name);
+        for element in table.into_elements() {
+            let hash = hash_of(&element);
             let to = if part_of(hash, parts) == buddy { &mut stays } else { &mut goes };
-            to.push(hash, (name, value), hash_of);
+            to.push(hash, element, hash_of);
         }
         *self.table_mut(buddy) = stays;
         self.rest.push(goes);
@@ -276,10 +278,10 @@ impl<V> Spread<V> {
             let buddy = buddy_of_last(self.parts());
             let Some(last) = self.rest.pop() else { return };
             let hasher = self.hasher.clone();
-            let hash_of = |name: &[u8]| hasher.hash_one(name);
+            let hash_of = |element: &(Name, V)| hasher.hash_one(element.name());
             let table = self.table_mut(buddy);
-            for (name, value) in last.into_elements() {
-                table.push(hash_of(&name), (name, value), hash_of);
+            for element in last.into_elements() {
+                table.push(hash_of(&element), element, hash_of);
             }
         }
     }
