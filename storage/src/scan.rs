@@ -93,8 +93,14 @@ impl Partition {
 impl ScanPlan {
     /// Runs the scan; must run on the background runtime.
     pub async fn run(mut self) -> Result<ScanPage> {
-        let mut rows = self.engine.scan(self.range.clone(), self.limit).await?;
-        if rows.len() == self.limit
+        // Each deleted row may hide one of the engine.
+        let limit = self.limit + self.overlay.values().filter(|value| value.is_none()).count();
+        if let Some(horizon) = &self.horizon {
+            let end = prefix_range(horizon).end;
+            self.range.end = end.min(std::mem::take(&mut self.range.end));
+        }
+        let mut rows = self.engine.scan(self.range.clone(), limit).await?;
+        if rows.len() == limit
             && let Some((last, _)) = rows.last()
         {
             // A group of equal hashes is never cut.
@@ -107,11 +113,17 @@ impl ScanPlan {
             self.overlay.entry((*key).into()).or_insert_with(|| Some((*value).into()));
         }
         let mut page = ScanPage::default();
+        let mut last = Vec::new();
         for (key, value) in self.overlay {
             if self.horizon.as_ref().is_some_and(|horizon| key[..HEAD] > horizon[..]) {
                 break;
             }
             let Some(value) = value else { continue };
+            if page.keys.len() >= self.limit && key[..HEAD] != last {
+                self.horizon = Some(last);
+                break;
+            }
+            last = key[..HEAD].to_vec();
             let Some(Row::Meta { key, .. }) = Row::parse(&key) else { continue };
             let entry = decode_entry(key, 0, &value)?;
             page.keys.push(ScanKey {

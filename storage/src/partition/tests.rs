@@ -190,6 +190,39 @@ async fn a_shard_moves_with_all_its_keys_and_their_counts() {
     world.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scan_passes_deleted_keys_in_few_pages() {
+    let root = root();
+    let mut world = World::open(root.path(), 1).await;
+    let keys: Vec<_> = (0..600).map(|n| world.key(0, n)).collect();
+    for key in &keys {
+        world.set(0, key, b"1", 0).await;
+    }
+    world.store(0);
+    world.hand_over(0, 0).await;
+    let kept: Vec<_> = keys.iter().step_by(200).collect();
+    for key in keys.iter().filter(|key| !kept.contains(key)) {
+        world.run(0, |store| store.remove(0, key)).await.unwrap();
+    }
+    world.store(0);
+    for limit in [1, 2, 100] {
+        let (mut found, mut pages, mut next) = (Vec::new(), 0, Some(Cursor::START));
+        while let Some(from) = next {
+            let plan = world.workers[0].plan_scan(0, 0, from, limit).unwrap();
+            let page = plan.run().await.unwrap();
+            assert!(page.keys.len() <= limit);
+            found.extend(page.keys.into_iter().map(|found| found.key));
+            (pages, next) = (pages + 1, page.next);
+        }
+        found.sort_unstable();
+        let mut wanted: Vec<_> = kept.iter().map(|key| key[..].into()).collect();
+        wanted.sort_unstable();
+        assert_eq!(found, wanted);
+        assert!(pages <= kept.len() + 2, "{pages} pages of {limit}");
+    }
+    world.close().await;
+}
+
 impl World {
     /// Flushes the database of a worker that has all attached shards.
     fn flush_all(&mut self, worker: usize) {

@@ -25,6 +25,9 @@ const META_SLOT: usize = 5;
 /// Number of rows that are prefetched together.
 pub(crate) const TOGETHER: usize = 32;
 
+/// Number of rows that a page of a scan passes at most: those of deleted keys are not shown.
+const PASSED: usize = 2048;
+
 /// Approximate memory use of a row beside its key and value, in bytes.
 const ROW_OVERHEAD: usize = 80;
 
@@ -291,9 +294,9 @@ impl Pending {
         rows.map(|row| (row.key(), row.value()))
     }
 
-    /// Returns the first meta rows of a generation from `from` on, in order: at least `limit` of
-    /// them, or all (then the second value is false). A row is its key and, unless deleted, its
-    /// value.
+    /// Returns the first meta rows of a generation from `from` on, in order: all (then the second
+    /// value is false), or up to the one that is number `limit` of those that are put, or number
+    /// [`PASSED`] of all. A row is its key and, unless deleted, its value.
     #[allow(clippy::type_complexity, reason = "rows and whether there are more")]
     pub fn meta_from(
         &self,
@@ -304,20 +307,25 @@ impl Pending {
     ) -> (Vec<(Box<[u8]>, Option<Box<[u8]>>)>, bool) {
         let mut out: Vec<&PendingRow> = Vec::new();
         let Some(tables) = self.meta.get(&generation) else { return (Vec::new(), false) };
-        let mut more = false;
+        let (mut more, mut puts) = (false, 0);
+        let most = limit.max(PASSED);
         for (n, table) in tables.iter().enumerate().skip(sub_table(slot)) {
-            if out.len() >= limit {
+            if puts >= limit || out.len() >= most {
                 more = tables[n..].iter().any(|t| !t.is_empty());
                 break;
             }
-            out.extend(table.iter().filter(|row| row.key() >= from));
+            let wanted = table.iter().filter(|row| row.key() >= from);
+            out.extend(wanted.inspect(|row| puts += usize::from(row.value().is_some())));
         }
         out.sort_unstable_by(|a, b| a.key().cmp(b.key()));
-        if out.len() > limit {
+        let is_put = |(_, row): &(usize, &&PendingRow)| row.value().is_some();
+        let last_put = out.iter().enumerate().filter(is_put).nth(limit - 1);
+        let cut = last_put.map_or(out.len(), |(n, _)| n + 1).min(most);
+        if out.len() > cut {
             // A group of equal hashes is never cut: the whole sub-table's rest is dropped after it.
             let head = |row: &PendingRow| row.key()[..13].to_vec();
-            let last = head(out[limit - 1]);
-            let end = limit + out[limit..].iter().take_while(|row| head(row) == last).count();
+            let last = head(out[cut - 1]);
+            let end = cut + out[cut..].iter().take_while(|row| head(row) == last).count();
             more |= end < out.len();
             out.truncate(end);
         }
@@ -572,13 +580,40 @@ mod tests {
         let keys: Vec<&Bytes> = batches.iter().flatten().map(|(k, _)| k).collect();
         assert_eq!(keys.len(), 5000);
         assert!(keys.is_sorted());
-        let (page, more) = pending.meta_from(1, keys[100], 0, 10);
-        assert!(!more || page.len() >= 10);
         let from = Row::parse(keys[100]);
         let Some(Row::Meta { slot, .. }) = from else { panic!("no meta row") };
         let (page, more) = pending.meta_from(1, keys[100], slot, 10);
         assert!(more);
-        assert_eq!(&*page[0].0, &keys[100][..]);
-        assert_eq!(&*page[9].0, &keys[109][..]);
+        assert!(page.iter().zip(&keys[100..]).all(|((found, _), key)| found[..] == key[..]));
+        assert_eq!(page.iter().filter(|(_, value)| value.is_some()).count(), 10);
+        assert!(page.last().is_some_and(|(_, value)| value.is_some()));
+    }
+
+    #[test]
+    fn a_page_passes_many_deleted_rows_and_ends() {
+        let layout = Layout::new(1, 3);
+        let mut pending = Pending::default();
+        let rows = 3 * PASSED;
+        for n in 0..rows {
+            let (_, key) = meta_key(&layout, format!("k{n}").as_bytes());
+            pending.set(&key, (n == 7).then_some(b"v"), false);
+        }
+        let (mut from, mut found, mut pages, mut passed) = (Vec::new(), 0, 0, 0);
+        loop {
+            let slot = match Row::parse(&from) {
+                Some(Row::Meta { slot, .. }) => slot,
+                _ => 0,
+            };
+            let (page, more) = pending.meta_from(1, &from, slot, 1);
+            assert!(page.len() <= PASSED);
+            (pages, passed) = (pages + 1, passed + page.len());
+            found += page.iter().filter(|(_, value)| value.is_some()).count();
+            if !more {
+                break;
+            }
+            from = [&page[page.len() - 1].0[..], &[0]].concat();
+        }
+        assert_eq!((found, passed), (1, rows));
+        assert!(pages <= 5, "{pages}");
     }
 }
