@@ -296,7 +296,7 @@ impl Pending {
 
     /// Returns the first meta rows of a generation from `from` on, in order: all (then the second
     /// value is false), or up to the one that is number `limit` of those that are put, or number
-    /// [`PASSED`] of all. A row is its key and, unless deleted, its value.
+    /// `PASSED` of all. A row is its key and, unless deleted, its value.
     #[allow(clippy::type_complexity, reason = "rows and whether there are more")]
     pub fn meta_from(
         &self,
