@@ -385,7 +385,7 @@ impl Entry {
 
     /// Returns the approximate memory use of the entry in bytes.
     pub fn memory(&self) -> usize {
-        // A table has 11 to 22 bytes of its index for each entry, and its last chunk is not full.
+        // A table has 11 to 22 bytes of its index for each entry, and room for up to a quarter more.
         size_of::<Self>() * 5 / 4 + self.key.len().saturating_sub(24) + self.value.memory()
     }
 
