@@ -40,7 +40,7 @@ pub struct Budget {
     pub block_cache: u64,
     /// Filters and indexes of the engines' files. A miss here costs far more than a missing block.
     pub meta_cache: u64,
-    /// Memtables of the engines; during a flush, they take up to three times that.
+    /// Memtables of the engines; while some are flushed, all take up to two or three times that.
     pub memtables: usize,
     /// Blocks that the engines read ahead when they merge files.
     pub merges: usize,
@@ -78,10 +78,10 @@ pub struct Budget {
 
 impl Budget {
     /// Splits the memory that the process does not need for itself: five sixteenths for decoded values, an
-    /// eighth for pending rows, a sixteenth each for blocks, for memtables, and for filters and
-    /// indexes (of a small budget up to an eighth), a sixty-fourth for merges, a thirty-second for
-    /// the filters of keys. The rest is for hand-overs and flushes, buffers, and the allocator's
-    /// overhead. Decoded values get the memory that pending rows do not use.
+    /// eighth for pending rows, a sixteenth each for blocks and for filters and indexes (of these up
+    /// to an eighth of a small budget), three thirty-seconds for memtables, a sixty-fourth for merges,
+    /// a thirty-second for the filters of keys. The rest is for hand-overs and flushes, buffers, and the
+    /// allocator's overhead. Decoded values get the memory that pending rows do not use.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
         let pending = (total / 8).min(PENDING_MAX);
@@ -90,7 +90,7 @@ impl Budget {
             pending: pending as usize,
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
-            memtables: (total / 16) as usize,
+            memtables: (total / 32 * 3) as usize,
             merges: (total / 64) as usize,
             merges_at_once: (settings.memory_budget / MERGE_BUDGET).max(1) as usize,
             presence: (total / 32) as usize,

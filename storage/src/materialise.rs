@@ -29,7 +29,7 @@ use tokio::task::spawn_blocking;
 const BATCHES_AHEAD: usize = 2;
 
 /// Rows of a batch.
-const BATCH_ROWS: usize = 8192;
+const BATCH_ROWS: usize = 1024;
 
 /// Interval at which a hand-over checks whether its lsn is durable.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
@@ -89,7 +89,9 @@ async fn write_batches(
     gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
 ) -> Result<u64> {
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
+    let permit = engine.gatherers().clone().acquire_owned().await?;
     let gathering = spawn_blocking(move || {
+        let _permit = permit;
         // After a failed write the receiver is gone, and the remaining batches are dropped.
         gather(&mut |batch| drop(ready.blocking_send(batch)));
     });

@@ -10,6 +10,7 @@ mod figures;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod machine;
+mod memtables;
 mod own_slots;
 mod pace;
 pub(crate) mod parts;
@@ -37,7 +38,7 @@ pub use pause::HandOverPace;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
 pub use ticks::QuietIntervals;
-pub use upkeep::Upkeep;
+pub use upkeep::{GATHERERS, Upkeep};
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -51,13 +52,14 @@ use damage::with_causes;
 use database::Database;
 use figures::Meters;
 use garbage::Garbage;
+use memtables::Memtables;
 use object_store::path::Path;
 pub(crate) use own_slots::OwnSlots;
 use pace::PacedStore;
 use points::{Follower, Points};
 use readers::{EngineRead, Readers};
 use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings, stale_after};
-use slatedb::config::{FlushOptions, FlushType, SstBlockSize, WriteOptions};
+use slatedb::config::{SstBlockSize, WriteOptions};
 use slatedb::db_cache::DbCache;
 use slatedb::manifest::VersionedManifest;
 use slatedb::{
@@ -65,16 +67,12 @@ use slatedb::{
     VersionedCompactions, WriteBatch,
 };
 use std::future::Future;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use ticks::{EngineClock, Hurry};
-use tokio::sync::{Mutex, MutexGuard};
-
-/// Minimum and maximum size of a memtable in bytes before it is flushed: smaller ones would leave
-/// too many files; larger ones would write files as big as merges of smaller ones do.
-const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
+use tokio::sync::{Mutex, MutexGuard, Semaphore};
 
 /// Time limit for opening an engine in a remote store, and on a local disk.
 const OPENING: Duration = Duration::from_secs(120);
@@ -114,6 +112,7 @@ struct OpenDb {
     garbage: Arc<Garbage>,
     /// The sequence number of the last batch that it took.
     written: Arc<AtomicU64>,
+    memtables: Arc<Memtables>,
     /// State of its writes.
     writes: Arc<Writes>,
     /// How soon merges should begin.
@@ -294,6 +293,11 @@ impl Engine {
         self.turn.lock().await
     }
 
+    /// Returns the permits for jobs that gather rows.
+    pub(crate) fn gatherers(&self) -> &Arc<Semaphore> {
+        &self.how.upkeep.gatherers
+    }
+
     /// Writes a batch, which must not be empty, and returns its sequence number. It is not durable
     /// before [`Engine::durable`] reaches that number.
     pub async fn write(&self, rows: Vec<(Bytes, Option<Bytes>)>) -> Result<u64> {
@@ -309,6 +313,7 @@ impl Engine {
         let opened = self.opened();
         // The keys are noted before any of these rows can be in a memtable.
         let noted = opened.points.note(rows.iter().map(|(key, _)| &key[..]));
+        let memory = memtables::memory_of(&rows);
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;
         let mut taken = 0;
@@ -331,6 +336,7 @@ impl Engine {
         let handle = db.write_with_options(batch, &WriteOptions::default()).await?;
         noted.written(handle.seqnum());
         opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
+        opened.memtables.took(db, memory).await?;
         Ok(handle.seqnum())
     }
 
@@ -399,15 +405,6 @@ impl Engine {
     /// Returns for how long writes to its store have failed, and the error.
     pub fn trouble(&self) -> Option<(Duration, String)> {
         self.opened().writes.trouble()
-    }
-
-    /// Flushes everything written so far.
-    pub async fn flush(&self) -> Result<()> {
-        let opened = self.opened();
-        let options = FlushOptions { flush_type: FlushType::MemTable };
-        let flushing = async { Ok(opened.db.writer()?.flush_with_options(options).await?) };
-        let flushed = within(FLUSH, &opened.writes, flushing).await;
-        flushed.with_context(|| format!("flushing {}", self.how.place))
     }
 
     pub async fn close(&self) -> Result<()> {
@@ -493,14 +490,16 @@ impl How {
             .build();
         let db = Database::Own(Box::pin(opening).await.map_err(with_causes)?);
         readers.know(db.subscribe());
-        let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
+        let points = Arc::new(Points::new(memtables::limit(upkeep), upkeep.readers.clone()));
         self.follow(&points, &db, &files);
         let (written, clean, slots) = (Arc::default(), Arc::default(), upkeep.slots.clone());
+        let memtables = Arc::new(Memtables::new(upkeep));
         Ok(OpenDb {
             db,
             files,
             garbage,
             written,
+            memtables,
             writes,
             hurry,
             points,

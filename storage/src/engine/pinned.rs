@@ -8,6 +8,7 @@
 use super::database::Database;
 use super::figures::Meters;
 use super::garbage::Garbage;
+use super::memtables::{self, Memtables};
 use super::points::Points;
 use super::settings::cache_options;
 use super::{Claim, Engine, How, OPENING, OpenDb, Upkeep, with_causes, within};
@@ -134,9 +135,10 @@ impl How {
             files,
             garbage: Arc::new(Garbage::new(upkeep.least_garbage)),
             written: Arc::default(),
+            memtables: Arc::new(Memtables::new(upkeep)),
             writes: store.writes().clone(),
             hurry: Arc::default(),
-            points: Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone())),
+            points: Arc::new(Points::new(memtables::limit(upkeep), upkeep.readers.clone())),
             readers: Arc::default(),
             meters,
             clean: Arc::default(),

@@ -1,6 +1,6 @@
 //! The settings of SlateDB.
 
-use super::{BATCH_BYTES, MEMTABLE_BYTES, Upkeep, scheduler};
+use super::{BATCH_BYTES, Upkeep, memtables, scheduler};
 use slatedb::BlockCachePolicy;
 use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, CompressionCodec, GarbageCollectorDirectoryOptions,
@@ -140,8 +140,7 @@ pub(super) fn cache_options(upkeep: &Upkeep) -> ObjectStoreCacheOptions {
 }
 
 pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
-    let memtable_bytes =
-        upkeep.memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
+    let file_bytes = memtables::file_limit(upkeep);
     let directory = |min_age| {
         Some(GarbageCollectorDirectoryOptions {
             interval: Some(upkeep.collect),
@@ -155,11 +154,11 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
         compression_codec: upkeep.compression.map(Compression::codec),
         l0_flush_parallelism: upkeep.flushes,
         flush_interval: None,
-        l0_sst_size_bytes: memtable_bytes,
+        l0_sst_size_bytes: file_bytes,
         l0_max_ssts: MAX_LEVEL0,
         l0_max_ssts_per_key: MAX_LEVEL0,
         // Below twice the memtable and a batch the engine would wait for itself.
-        max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
+        max_unflushed_bytes: 3 * file_bytes + 2 * BATCH_BYTES,
         // Until this process knows of the new files, it reads replaced ones.
         manifest_poll_interval: upkeep.poll,
         manifest_update_timeout: MANIFEST_LIMIT,

@@ -5,15 +5,21 @@ use super::points::{DiskReaders, PointLimits};
 use super::scheduler::MergePermits;
 use super::settings::{self, Compression};
 use super::ticks::QuietIntervals;
-use super::{LOCAL_READ, MEMTABLE_BYTES, OwnSlots};
+use super::{LOCAL_READ, OwnSlots, memtables};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// Maximum number of jobs that gather rows at a time, of all engines of a node. Such a job keeps a
+/// thread for blocking work while the engine waits for a flush, and the flush needs one, too: a node
+/// must have more of these threads.
+pub const GATHERERS: usize = 4;
 
 /// See the module's description.
 #[derive(Clone, Debug)]
 pub struct Upkeep {
-    /// Bytes of a memtable before it is flushed, within bounds.
+    /// Memory of a memtable in bytes before it is flushed, within bounds.
     pub memtable_bytes: usize,
     /// Bytes that merges read ahead, within bounds.
     pub merge_bytes: usize,
@@ -23,6 +29,8 @@ pub struct Upkeep {
     pub pace: Arc<MergePace>,
     /// Number of memtables that are flushed at a time: each is in memory once more meanwhile.
     pub flushes: usize,
+    /// Permits for jobs that gather rows for the engines of a node, which all share.
+    pub(crate) gatherers: Arc<Semaphore>,
     /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
     /// How new files are compressed, if at all.
@@ -72,11 +80,12 @@ impl Upkeep {
 impl Default for Upkeep {
     fn default() -> Self {
         Self {
-            memtable_bytes: *MEMTABLE_BYTES.end(),
+            memtable_bytes: *memtables::MEMTABLE_BYTES.end(),
             merge_bytes: settings::MOST_READ_AHEAD,
             merges: MergePermits::new(1, 1),
             pace: Arc::default(),
             flushes: 2,
+            gatherers: Arc::new(Semaphore::new(GATHERERS)),
             least_garbage: 8 << 20,
             compression: None,
             poll: Duration::from_millis(200),

@@ -12,8 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Maximum number of layers of an engine. Further keys go into the last one.
 const MAX_LAYERS: usize = 4;
 
-/// Bytes of memtables for a byte of a layer: with rows of 100 bytes, some twelve bits a row.
-const MEMTABLE_PART: usize = 64;
+/// Bytes of memtables for a byte of a layer: at least twelve bits a row, as each takes 192 bytes.
+const MEMTABLE_PART: usize = 128;
 
 /// Bits of a layer for each key; then another layer begins, if there is room for one.
 const KEY_BITS: usize = 12;
