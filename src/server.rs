@@ -50,9 +50,9 @@ use tokio::sync::{Notify, watch};
 /// further behind than its backlog reaches.
 const LEAST_BACKLOG: usize = 4 << 20;
 
-/// Least number of threads for blocking work of the background beside those that gather rows: they
-/// write and read the files of engines. The allocator keeps some memory for each.
-const FILE_THREADS: usize = 4;
+/// Least number of threads for blocking work of the background, which write and read the files of
+/// engines. The allocator keeps some memory for each.
+const FILE_THREADS: usize = 8;
 
 /// Time after which a thread for blocking work ends: an idle one holds the memory that it freed.
 const IDLE_THREAD: Duration = Duration::from_millis(500);
@@ -114,7 +114,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let settings = config.settings();
     let background = Builder::new_multi_thread()
         .worker_threads(settings.background_workers)
-        .max_blocking_threads(engine::GATHERERS + settings.background_workers.max(FILE_THREADS))
+        .max_blocking_threads(settings.background_workers.max(FILE_THREADS))
         .thread_keep_alive(IDLE_THREAD)
         .thread_name("background")
         .enable_all()

@@ -18,12 +18,9 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
-
-#[cfg(test)]
-use crate::simulated::spawn_blocking;
-#[cfg(not(test))]
-use tokio::task::spawn_blocking;
+use tokio::sync::{mpsc, oneshot};
 
 /// Batches that are prepared while one is written.
 const BATCHES_AHEAD: usize = 2;
@@ -88,13 +85,11 @@ async fn write_batches(
     pace: Option<&HandOverPace>,
     gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
 ) -> Result<u64> {
-    let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
-    let permit = engine.gatherers().clone().acquire_owned().await?;
-    let gathering = spawn_blocking(move || {
-        let _permit = permit;
+    let (ready, mut batches) = mpsc::channel(BATCHES_AHEAD);
+    let gathered = run_beside(move || {
         // After a failed write the receiver is gone, and the remaining batches are dropped.
         gather(&mut |batch| drop(ready.blocking_send(batch)));
-    });
+    })?;
     let mut seq = 0;
     while let Some(batch) = batches.recv().await {
         // The first one does not wait: most hand-overs are small.
@@ -105,8 +100,22 @@ async fn write_batches(
         seq = engine.write(batch).await?;
         LATENCY.note(LatencyEvent::EngineWriteStall, begun.elapsed());
     }
-    gathering.await?;
+    gathered.await.context("gathering rows has failed")?;
     Ok(seq)
+}
+
+/// Runs a job on a thread of its own, which may wait for the engine: the engine needs the threads for
+/// blocking work, to flush what it has. Returns the end of the job.
+fn run_beside(job: impl FnOnce() + Send + 'static) -> Result<oneshot::Receiver<()>> {
+    let (ended, has_ended) = oneshot::channel();
+    let thread = thread::Builder::new().name("hand-over".to_owned()).spawn(move || {
+        job();
+        let _ = ended.send(());
+    });
+    let _thread = thread.context("starting a thread for rows that are handed over")?;
+    #[cfg(test)]
+    crate::simulated::settle(_thread);
+    Ok(has_ended)
 }
 
 /// Emits the batches of a hand-over in the order in which they must be written: about `rows` rows

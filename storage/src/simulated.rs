@@ -10,8 +10,9 @@ use std::ffi::{c_uint, c_void};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::task::{JoinHandle, LocalSet};
+use tokio::task::LocalSet;
 use tokio::time::Instant;
 
 /// The clocks at the beginning of a simulation.
@@ -58,17 +59,11 @@ pub(crate) fn elapsed() -> Duration {
     BEGUN.get().map(|begun| begun.elapsed()).unwrap_or_default()
 }
 
-/// Runs a job on a thread for such jobs; in a simulation, which waits for it, so that the order of
-/// all is the same each time.
-pub(crate) fn spawn_blocking<T: Send + 'static>(
-    job: impl FnOnce() -> T + Send + 'static,
-) -> JoinHandle<T> {
-    if BEGUN.get().is_none() {
-        return tokio::task::spawn_blocking(job);
+/// In a simulation, waits until a thread has ended: all that it does is one step.
+pub(crate) fn settle(thread: JoinHandle<()>) {
+    if BEGUN.get().is_some() {
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
-    let done = std::thread::spawn(job).join();
-    let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    tokio::spawn(std::future::ready(done))
 }
 
 /// Returns the process whose task runs; `None`: no simulation, or no process of it.
@@ -202,7 +197,9 @@ mod tests {
         let hashed: HashMap<u64, u64> = (0..50).map(|n| (n, rand::random())).collect();
         let mut all: Vec<u64> = hashed.into_iter().flat_map(|(n, random)| [n, random]).collect();
         tokio::time::sleep(Duration::from_secs(rand::random_range(1..1_000_000))).await;
-        all.push(spawn_blocking(|| 7).await.unwrap());
+        let (sent, received) = std::sync::mpsc::channel();
+        settle(std::thread::spawn(move || sent.send(7).unwrap()));
+        all.push(received.try_recv().unwrap());
         (all, time().unwrap())
     }
 

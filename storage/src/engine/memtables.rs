@@ -163,13 +163,11 @@ mod tests {
     #[test]
     fn engines_that_wait_for_flushes_leave_threads_for_them() {
         let mut runtime = Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).max_blocking_threads(2).enable_all().build();
+        let runtime = runtime.worker_threads(1).max_blocking_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        // One of the two threads may gather.
-        let upkeep = Upkeep { gatherers: Arc::new(Semaphore::new(1)), ..upkeep() };
         let writing = dirs.each_ref().map(|dir| {
-            let (place, upkeep) = (Place::local(dir.path()).unwrap(), upkeep.clone());
+            let (place, upkeep) = (Place::local(dir.path()).unwrap(), upkeep());
             runtime.spawn(async move {
                 let engine = open(&place, &upkeep).await;
                 let mut pending = Pending::default();

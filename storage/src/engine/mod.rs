@@ -38,7 +38,7 @@ pub use pause::HandOverPace;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
 pub use ticks::QuietIntervals;
-pub use upkeep::{GATHERERS, Upkeep};
+pub use upkeep::Upkeep;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -72,7 +72,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use ticks::{EngineClock, Hurry};
-use tokio::sync::{Mutex, MutexGuard, Semaphore};
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Time limit for opening an engine in a remote store, and on a local disk.
 const OPENING: Duration = Duration::from_secs(120);
@@ -291,11 +291,6 @@ impl Engine {
     /// Waits for the turn to write.
     pub(crate) async fn turn(&self) -> MutexGuard<'_, Turn> {
         self.turn.lock().await
-    }
-
-    /// Returns the permits for jobs that gather rows.
-    pub(crate) fn gatherers(&self) -> &Arc<Semaphore> {
-        &self.how.upkeep.gatherers
     }
 
     /// Writes a batch, which must not be empty, and returns its sequence number. It is not durable

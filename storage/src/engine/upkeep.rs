@@ -9,12 +9,6 @@ use super::{LOCAL_READ, OwnSlots, memtables};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
-
-/// Maximum number of jobs that gather rows at a time, of all engines of a node. Such a job keeps a
-/// thread for blocking work while the engine waits for a flush, and the flush needs one, too: a node
-/// must have more of these threads.
-pub const GATHERERS: usize = 4;
 
 /// See the module's description.
 #[derive(Clone, Debug)]
@@ -29,8 +23,6 @@ pub struct Upkeep {
     pub pace: Arc<MergePace>,
     /// Number of memtables that are flushed at a time: each is in memory once more meanwhile.
     pub flushes: usize,
-    /// Permits for jobs that gather rows for the engines of a node, which all share.
-    pub(crate) gatherers: Arc<Semaphore>,
     /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
     /// How new files are compressed, if at all.
@@ -85,7 +77,6 @@ impl Default for Upkeep {
             merges: MergePermits::new(1, 1),
             pace: Arc::default(),
             flushes: 2,
-            gatherers: Arc::new(Semaphore::new(GATHERERS)),
             least_garbage: 8 << 20,
             compression: None,
             poll: Duration::from_millis(200),
