@@ -57,7 +57,9 @@ fn lrange() -> redis::Cmd {
 fn a_large_value_is_copied_once_into_its_reply() {
     let (server, mut client) = with_large_values();
     let mut most = |ask: &redis::Cmd| {
-        most_beside(&server, || ask.exec(&mut client).expect("it fits")) as usize / MIB
+        // The least of several tries: files may be merged meanwhile.
+        let mut once = || most_beside(&server, || ask.exec(&mut client).expect("it fits"));
+        (0..3).map(|_| once()).min().expect("there are some") as usize / MIB
     };
     let taken = most(redis::cmd("GET").arg("large"));
     assert!(taken < 72, "GET: {taken} MiB for 48");
