@@ -240,6 +240,26 @@ fn every_command_of_a_loan_that_is_not_stored_fails() {
     assert_eq!(after, before, "what was shown is there after a crash");
 }
 
+/// Nothing is stored, but the keys' entries are of a round that nothing else closes.
+#[test]
+fn keys_that_several_workers_made_and_deleted_again_can_be_read() {
+    let server = Server::start(&TWO_WORKERS);
+    for made in [
+        "EXISTS {a}n {b}n|LPUSH {a} x|LPUSH {b} x|LMPOP 2 {a} {b} LEFT|LMPOP 2 {a} {b} LEFT",
+        "MSET {a}n 1 {b}n 1|DEL {a}n {b}n",
+        "MULTI|MSET {a}m 1 {b}m 1|DEL {a}m {b}m|EXEC",
+        "EVAL redis.call('SET',KEYS[1],1)redis.call('SET',KEYS[2],1)redis.call('DEL',KEYS[1],KEYS[2]) 2 {a}e {b}e",
+    ] {
+        answers(&mut server.socket(), &lines(made), "made");
+        for key in ["{a}", "{b}", "{a}n", "{b}n", "{a}m", "{b}m", "{a}e", "{b}e"] {
+            let mut reader = server.socket();
+            reader.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+            let got = answers(&mut reader, &[format!("LLEN {key}")], "read");
+            assert_eq!(got, ":0\r\n$4\r\nread\r\n", "{key} after {made}");
+        }
+    }
+}
+
 #[test]
 fn commands_of_a_loan_are_counted_and_shown_one_by_one() {
     let options = [&TWO_WORKERS[..], &["--slowlog-log-slower-than", "0"]].concat();
