@@ -269,11 +269,11 @@ impl Worker {
             }
             Err(stop) => ended = self.replace_by_error(command, stop, out, mark),
         }
-        let (seen, dirty) = (partition.store.seen(), partition.store.has_to_commit());
+        let (seen, is_open) = (partition.store.seen(), partition.has_to_close());
         if request.track && empty.is_none() {
             self.remember_read(run, !partition.store.notes.is_empty());
         }
-        if dirty {
+        if is_open {
             self.commit_soon();
         }
         if empty.is_none() {

@@ -288,9 +288,7 @@ impl Worker {
         for (db, key) in apply.forget {
             partition.store.forget(db, &key);
         }
-        let mut has_written = apply.record.is_some();
         for (db, entry, written) in apply.entries {
-            has_written |= written;
             partition.store.give_back(db, entry, written);
         }
         if takes_long {
@@ -304,16 +302,12 @@ impl Worker {
         if !apply.keep {
             partition.released(apply.hold);
         }
-        // Without a record, too: a key that was made and deleted again needs none, but its entry is of
-        // the open round, as is one that has expired.
-        let is_open = has_written || partition.store.has_to_commit();
         let (round, notes) = (partition.store.stored_round(), partition.store.notes.take());
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
-        }
-        if is_open {
-            // Who reads these entries waits until the round is closed.
+            // The open round now shows the record; it is closed soon, so that readers need not wait
+            // for long.
             self.commit_soon();
         }
         self.touch_all_waiters(&dbs);

@@ -119,17 +119,14 @@ impl Worker {
     ) -> u64 {
         let &Invocation { command, args, request, settings, .. } = run;
         let mut partition = self.partition.borrow_mut();
-        let store = &mut partition.store;
-        let (seen, dirty) = (store.seen(), store.has_to_commit());
-        let notes: Vec<Note> = store.notes.take();
-        let is_open = seen > partition.closed();
+        let (seen, is_open) = (partition.store.seen(), partition.has_to_close());
+        let notes: Vec<Note> = partition.store.notes.take();
         drop(partition);
         if !effects.read.is_empty() {
             let told = self.announced.count.get() + u64::from(!notes.is_empty());
             self.remember(effects.read.iter().map(|key| &**key), request.client, told);
         }
-        // Changes that were rolled back show with the open round, too.
-        if dirty || is_open {
+        if is_open {
             self.commit_soon();
         }
         self.log_parts(&mut effects, request.client);

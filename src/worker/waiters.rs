@@ -93,11 +93,11 @@ impl Serves for Rc<Worker> {
             };
             Content { type_name: entry.value.type_name(), state }
         });
-        if store.is_dirty() {
+        if partition.has_to_close() {
             self.commit_soon();
         }
         // The key may have expired just now.
-        let (seen, notes) = (store.seen(), store.notes.take());
+        let (seen, notes) = (partition.store.seen(), partition.store.notes.take());
         drop(partition);
         if !notes.is_empty() {
             self.note_news(self.rounds.seen(seen), 0, notes, Vec::new());

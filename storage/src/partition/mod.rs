@@ -118,6 +118,13 @@ impl Partition {
         self.closed_round
     }
 
+    /// Returns true if the open round is to be closed soon: it has changes, or the last command has
+    /// seen it, whose reply waits. It may have seen it without changes: a key that coordinators made
+    /// and deleted again is of the open round, and so is one that was rolled back.
+    pub fn has_to_close(&self) -> bool {
+        self.store.has_to_commit() || self.store.seen() > self.closed_round
+    }
+
     /// Returns the greatest round that is durable.
     pub fn durable(&self) -> u64 {
         self.durable
