@@ -18,6 +18,7 @@ mod pause;
 pub(crate) mod peek;
 mod pinned;
 pub(crate) mod points;
+mod pread;
 mod readers;
 mod reads;
 mod scans;

@@ -5,7 +5,6 @@ use super::{DamagedFile, Engine};
 use anyhow::Result;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 /// Reads through SlateDB that are under way at the same time for one caller.
@@ -38,48 +37,44 @@ impl Engine {
         Ok(read)
     }
 
-    /// Returns the rows of some keys, in their order, and errors in place of those that lie in a
-    /// damaged file; faster than [`get`](Self::get) one by one. Must run on the background runtime.
+    /// Passes the rows of some keys to `take`, and returns its results in the order of the keys, or
+    /// errors in place of those whose rows lie in a damaged file; faster than [`get`](Self::get) one by
+    /// one. Must run on the background runtime.
     ///
     /// # Errors
     /// If a row cannot be read for another reason.
-    pub async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Result<Option<Bytes>>>> {
+    pub async fn get_many<T>(
+        &self,
+        keys: &[Box<[u8]>],
+        take: impl Fn(&[u8], Option<&[u8]>) -> T,
+    ) -> Result<Vec<Result<T>>> {
         let points = self.points();
-        let mut rows: Vec<_> = keys.iter().map(|_| Ok(None)).collect();
-        let (mut on_disk, mut unread) = (Vec::new(), BTreeMap::new());
-        for (n, key) in keys.into_iter().enumerate() {
-            match points.find(&key, true, |value| value.map(Bytes::copy_from_slice)) {
-                Point::Known(row) => rows[n] = Ok(row),
-                Point::OnDisk(place) => on_disk.push((n, key, place)),
-                Point::Elsewhere => drop(unread.insert(n, key)),
+        let mut taken: Vec<Option<Result<T>>> = keys.iter().map(|_| None).collect();
+        let mut on_disk = Vec::new();
+        for (n, key) in keys.iter().enumerate() {
+            match points.find(key, true, |row| take(key, row)) {
+                Point::Known(one) => taken[n] = Some(Ok(one)),
+                Point::OnDisk(place) => on_disk.push((n, key.to_vec(), place)),
+                Point::Elsewhere => {}
             }
         }
-        unread.extend(on_disk.iter().map(|(n, key, _)| (*n, key.clone())));
         for (n, row) in self.read_from_disk(on_disk).await? {
-            if let Some(row) = row {
-                unread.remove(&n);
-                rows[n] = Ok(row);
-            }
+            taken[n] = row.map(|row| Ok(take(&keys[n], row.as_deref())));
         }
-        let unread: Vec<(usize, Vec<u8>)> = unread.into_iter().collect();
-        let reads = (0..unread.len()).map(|at| self.get_numbered(&unread, at));
+        let unread: Vec<usize> = (0..keys.len()).filter(|n| taken[*n].is_none()).collect();
+        let reads = unread.into_iter().map(|n| self.get_numbered(keys, n));
         let mut reads = stream::iter(reads).buffered(READS);
         while let Some(read) = reads.next().await {
             let (n, row) = read;
-            rows[n] = match row {
+            taken[n] = Some(match row {
                 Err(error) if !error.is::<DamagedFile>() => return Err(error),
-                row => row,
-            };
+                row => row.map(|row| take(&keys[n], row.as_deref())),
+            });
         }
-        Ok(rows)
+        Ok(taken.into_iter().flatten().collect())
     }
 
-    async fn get_numbered(
-        &self,
-        rows: &[(usize, Vec<u8>)],
-        at: usize,
-    ) -> (usize, Result<Option<Bytes>>) {
-        let (n, key) = &rows[at];
-        (*n, self.get(key).await)
+    async fn get_numbered(&self, keys: &[Box<[u8]>], n: usize) -> (usize, Result<Option<Bytes>>) {
+        (n, self.get(&keys[n]).await)
     }
 }

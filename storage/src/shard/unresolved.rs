@@ -9,7 +9,7 @@ use crate::encoding::Row;
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::resolved::{Replaced, Resolved};
-use crate::value::{JournaledState, decode_entry};
+use crate::value::{JournaledState, decode_state};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 
@@ -132,12 +132,11 @@ impl OldRows {
     /// # Errors
     /// If a row cannot be read for another reason.
     pub async fn read(self) -> Result<Vec<Option<JournaledState>>> {
-        let keys = self.keys.iter().map(|key| key.to_vec()).collect();
-        let rows = self.engine.get_many(keys).await?;
+        let state = |key: &[u8], row: Option<&[u8]>| row.map(|row| state_in(key, row)).transpose();
+        let states = self.engine.get_many(&self.keys, state).await?;
         let (mut lost, mut reason) = (0, None);
-        let states = self.keys.iter().zip(rows).map(|(key, row)| {
-            let state = row.and_then(|row| row.map(|row| state_in(key, &row)).transpose());
-            state.unwrap_or_else(|error| {
+        let states = states.into_iter().map(|state| {
+            state.flatten().unwrap_or_else(|error| {
                 lost += 1;
                 reason.get_or_insert(error);
                 Some(JournaledState::new(0, 0, 0))
@@ -160,7 +159,7 @@ pub(crate) fn state_in(key: &[u8], row: &[u8]) -> Result<JournaledState> {
         anyhow::bail!("the key of a meta row is damaged");
     };
     let name = || format!("the old value of the key {:?}", String::from_utf8_lossy(key));
-    Ok(decode_entry(key, 0, row).with_context(name)?.stored)
+    decode_state(key, row).with_context(name)
 }
 
 #[cfg(test)]

@@ -20,7 +20,9 @@
 
 use super::collection::Collection;
 use super::size::{UNKNOWN, row_units};
-use super::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Stream, Value, Zset};
+use super::{
+    BigStr, Entry, Field, Hash, JournaledState, List, Set, SetEncoding, Str, Stream, Value, Zset,
+};
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use thiserror::Error;
 
@@ -182,6 +184,21 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
     };
     entry.stored = entry.state().of_size(row_units(key.len(), row));
     Ok(entry)
+}
+
+/// Decodes the state that a meta row holds. That of a plain string, which most are, needs nothing of
+/// the value.
+pub fn decode_state(key: &[u8], row: &[u8]) -> Result<JournaledState, MetaError> {
+    let mut rest = row;
+    match take::<2>(&mut rest).ok_or(damaged("no type"))? {
+        [TYPE_STRING, flags] if flags & BIG == 0 => {
+            let expires = flags & EXPIRES != 0;
+            let expire_at_ms =
+                if expires { take_u64(&mut rest).ok_or(damaged("no expiry"))? } else { 0 };
+            Ok(JournaledState::new(expire_at_ms, 0, 0).of_size(row_units(key.len(), row)))
+        }
+        _ => decode_entry(key, 0, row).map(|entry| entry.stored),
+    }
 }
 
 fn big_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
@@ -370,7 +387,9 @@ mod tests {
         entry.expire_at_ms = expire_at_ms;
         let mut row = Vec::new();
         encode_meta(&mut row, &entry);
-        decode_entry(b"k", 1, &row).unwrap()
+        let back = decode_entry(b"k", 1, &row).unwrap();
+        assert_eq!(decode_state(b"k", &row).unwrap(), back.stored);
+        back
     }
 
     #[test]
@@ -380,6 +399,13 @@ mod tests {
         assert_eq!(back.expire_at_ms, 77);
         let back = roundtrip(Value::Str(Str::new(&[b'x'; 100])), 0);
         assert!(matches!(back.value, Value::Str(Str::Raw(v)) if v == [b'x'; 100]));
+    }
+
+    #[test]
+    fn the_state_of_a_big_value_has_its_version() {
+        let big = BigStr { version: 7, len: 1 << 20, ..BigStr::default() };
+        let back = roundtrip(Value::Str(Str::Big(Box::new(big))), 5);
+        assert_eq!((back.stored.version(), back.stored.expire_at_ms), (7, 5));
     }
 
     #[test]
@@ -395,7 +421,7 @@ mod tests {
     #[test]
     fn damaged_rows_are_refused() {
         for row in [&b""[..], &[9, 0], &[TYPE_HASH, 0, 2, 1], &[TYPE_STRING, EXPIRES, 0]] {
-            assert!(decode_entry(b"k", 1, row).is_err());
+            assert!(decode_entry(b"k", 1, row).is_err() && decode_state(b"k", row).is_err());
         }
     }
 

@@ -27,7 +27,7 @@ use collection::Collection;
 pub use collection::ElementHint;
 pub use hash::{Field, Hash};
 pub use list::List;
-pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
+pub use meta::{MetaError, decode_entry, decode_field, decode_state, encode_field, encode_meta};
 pub use set::{Set, SetEncoding};
 pub use size::{SIZE_UNIT, row_units};
 pub use stream::{Stream, StreamId};

@@ -9,6 +9,7 @@
 mod tests;
 mod upload;
 
+use super::pread::read_on;
 use crate::place::HomeDir;
 use crate::place::stamp::{stamped, verified};
 use async_trait::async_trait;
@@ -27,7 +28,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use upload::FileUpload;
@@ -36,7 +37,7 @@ use upload::FileUpload;
 const KEPT_FILES: usize = 256;
 
 /// Bytes up to which a read is tried in place, in case the system has them in memory.
-const IN_PLACE_BYTES: u64 = 64 << 10;
+const IN_PLACE_BYTES: usize = 64 << 10;
 
 /// The directory of a shard as SlateDB's store.
 pub(crate) struct ShardFiles {
@@ -240,14 +241,15 @@ impl OpenFile {
     /// Reads a range within the file.
     async fn read(self: Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
         let length = range.end - range.start;
-        let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];
-        let mut done = 0;
+        let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut bytes = Vec::with_capacity(length);
         if length <= IN_PLACE_BYTES {
-            done = read_cached(&self.file, &mut bytes, range.start).unwrap_or(0);
+            // If the system has not all of it in memory, the rest is read below.
+            let _ = read_on(&self.file, &mut bytes, length, range.start, true);
         }
-        if done < bytes.len() {
+        if bytes.len() < length {
             let rest = move || {
-                self.file.read_exact_at(&mut bytes[done..], range.start + done as u64)?;
+                read_all(&self.file, &mut bytes, length, range.start)?;
                 Ok::<_, io::Error>(bytes)
             };
             bytes = tokio::task::spawn_blocking(rest).await??;
@@ -256,16 +258,16 @@ impl OpenFile {
     }
 }
 
-/// Reads bytes that the system has in memory, without waiting for a disk, and returns their number.
-#[cfg(target_os = "linux")]
-fn read_cached(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    use rustix::io::{ReadWriteFlags, preadv2};
-    Ok(preadv2(file, &mut [io::IoSliceMut::new(bytes)], offset, ReadWriteFlags::NOWAIT)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn read_cached(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
-    Err(io::ErrorKind::Unsupported.into())
+/// Reads on until there are `length` bytes, of which the first is the one at `offset`.
+fn read_all(file: &File, bytes: &mut Vec<u8>, length: usize, offset: u64) -> io::Result<()> {
+    while bytes.len() < length {
+        match read_on(file, bytes, length - bytes.len(), offset, false) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The open files of all shards: those that were read last.

@@ -231,8 +231,9 @@ fn find_random_rows(seed: u64, local: &Local) {
         }
     }
     assert!(known > 2000, "of all reads only {known} were point reads");
-    let keys: Vec<Vec<u8>> = model.keys().map(|key| key.to_vec()).collect();
-    let rows = local.runtime.block_on(local.engine.get_many(keys)).unwrap();
+    let keys: Vec<Box<[u8]>> = model.keys().map(|key| key[..].into()).collect();
+    let take = |_: &[u8], row: Option<&[u8]>| row.map(Bytes::copy_from_slice);
+    let rows = local.runtime.block_on(local.engine.get_many(&keys, take)).unwrap();
     let rows: Vec<_> = rows.into_iter().map(Result::unwrap).collect();
     assert_eq!(rows, model.into_values().collect::<Vec<_>>());
 }
