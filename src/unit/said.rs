@@ -13,6 +13,19 @@ pub(crate) fn run<'a>(
     args: Args<'a>,
     handler: impl FnOnce(&mut Ctx<'_>, Args<'a>) -> Outcome,
 ) -> Outcome {
+    let outcome = run_said(cx, command, args, handler);
+    // A script puts the arguments of its next command where these are.
+    cx.store.forget_hint();
+    outcome
+}
+
+#[inline]
+fn run_said<'a>(
+    cx: &mut Ctx<'_>,
+    command: &Command,
+    args: Args<'a>,
+    handler: impl FnOnce(&mut Ctx<'_>, Args<'a>) -> Outcome,
+) -> Outcome {
     if !cx.is_heard() {
         return handler(cx, args);
     }

@@ -48,6 +48,7 @@ mod reshard;
 mod roles;
 mod script_endings;
 mod script_errors;
+mod script_parts;
 mod scripts;
 mod seeing;
 mod server;

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Commands; `$s` is a key with a string, `$l`, `$t` and `$z` are keys with a list, a set and a
-/// sorted set, `$k` is any of them, and `#` a number. Keys are on both workers.
+/// Commands; `$s` is a key with a string, `$h`, `$l`, `$t` and `$z` are keys with a hash, a list, a set
+/// and a sorted set, `$k` is one of all but hashes, and `#` a number. Keys are on both workers.
 const LINES: &[&str] = &[
     "MSET $s # $s #",
     "MSET $s # $s # $s #",
@@ -50,6 +50,11 @@ const LINES: &[&str] = &[
     "PFMERGE p$s p$s p$s",
     "PFCOUNT p$s p$s",
     "LCS $s $s LEN",
+    "HSET $h # #",
+    "HGET $h #",
+    "HDEL $h #",
+    "TYPE $k",
+    "PTTL $k",
     "INCR $s",
     "APPEND $s #",
     "GET $s",
@@ -65,10 +70,10 @@ const LINES: &[&str] = &[
 ];
 
 /// Numbers that look random, the same for every seed.
-struct Draws(u64);
+pub(super) struct Draws(pub(super) u64);
 
 impl Draws {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -80,7 +85,7 @@ impl Draws {
         format!("{kind}{{{}}}{}", ["a", "b"][self.below(2)], self.below(3))
     }
 
-    fn lines(&mut self) -> Vec<String> {
+    pub(super) fn lines(&mut self) -> Vec<String> {
         let mut out = String::new();
         let mut template = LINES[self.below(LINES.len())].chars();
         while let Some(next) = template.next() {
@@ -99,8 +104,12 @@ fn request(line: &str) -> Vec<u8> {
 }
 
 /// Sends lines in one piece, and returns the answers to them.
-fn answers(socket: &mut TcpStream, lines: &[String], end: &str) -> String {
-    let mut bytes: Vec<u8> = lines.iter().flat_map(|line| request(line)).collect();
+pub(super) fn answers(socket: &mut TcpStream, lines: &[String], end: &str) -> String {
+    answers_to(socket, lines.iter().flat_map(|line| request(line)).collect(), end)
+}
+
+/// Sends requests, and returns the answers to them.
+pub(super) fn answers_to(socket: &mut TcpStream, mut bytes: Vec<u8>, end: &str) -> String {
     bytes.extend(request(&format!("ECHO {end}")));
     socket.write_all(&bytes).expect("sent");
     let (mut out, end) = (Vec::new(), format!("{end}\r\n"));

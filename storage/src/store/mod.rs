@@ -207,9 +207,16 @@ impl Store {
         self.keeps_expired
     }
 
-    /// Passes on the hash of a key that this command will ask for, as the router computed it.
+    /// Passes on the hash of a key that this command will ask for, as the router computed it. The key
+    /// is known by its address, so the hash has to be forgotten before other bytes can be there.
     pub fn hint(&mut self, key: &[u8], at: KeyHash) {
         self.hint = Some((key.as_ptr().addr(), key.len(), at));
+    }
+
+    /// Forgets the hash, at the end of each command.
+    #[inline]
+    pub fn forget_hint(&mut self) {
+        self.hint = None;
     }
 
     /// Returns the greatest round that the command has read from or written in: its reply shows it.
