@@ -4,7 +4,7 @@
 use super::gate;
 use super::scattered::Scattered;
 use crate::clients::ClientState;
-use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError};
+use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Health;
 use crate::routing::{self, Target};
@@ -153,8 +153,8 @@ impl Cycle {
         self.own.is_empty() && self.pieces.is_empty()
     }
 
-    /// Returns true if every reply so far is in the cycle's buffer.
-    pub(super) fn is_plain(&self) -> bool {
+    /// Returns true if every command so far has run: its reply is in the cycle's buffer.
+    pub(super) fn has_run_all(&self) -> bool {
         self.plain
     }
 
@@ -229,8 +229,9 @@ impl Cycle {
     }
 
     /// Runs a command on keys here, or adds it to the batch for its worker. Returns false if it
-    /// must run alone: its keys belong to several workers, or later commands might change keys that
-    /// it has not declared before it can lock them. `at`: its only key, if it was hashed.
+    /// must run alone: its keys belong to several workers, or it may need keys that it has not declared,
+    /// and earlier or later commands might change these at the wrong time. `at`: its only key, if it was
+    /// hashed.
     pub(super) fn route(
         &mut self,
         worker: &Rc<Worker>,
@@ -241,7 +242,8 @@ impl Cycle {
         settings: &Settings,
     ) -> bool {
         if command.undeclared_keys {
-            if !command.spec.runs_others() {
+            let is_script = matches!(command.spec.run, Route::Script);
+            if !command.spec.runs_others() || (is_script && !self.has_run_all()) {
                 return false;
             }
             self.count_commands(worker);

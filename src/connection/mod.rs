@@ -458,7 +458,7 @@ impl Connection {
         };
         self.wrote |= gate::may_change(command);
         // It may end the silence, or confirm subscriptions, which every client is told.
-        let runs_here = cycle.is_plain() && self.session.reply_mode == ReplyMode::On;
+        let runs_here = cycle.has_run_all() && self.session.reply_mode == ReplyMode::On;
         match NextStep::of(&self.session, command, args) {
             NextStep::Queue => {
                 let queued = self.queue(command, args, ready.at, settings, cycle.out());

@@ -68,3 +68,35 @@ fn the_hash_of_a_key_is_not_taken_for_that_of_the_next_command() {
     let got = answers(&mut server.socket(), &["SCARD b".to_owned(), "GET a".to_owned()], "there");
     assert!(got.starts_with(":1\r\n$1\r\n1\r\n"), "{got}");
 }
+
+/// Commands before a script run before it, whatever keys it needs and on whichever worker.
+#[test]
+fn a_script_waits_for_the_commands_before_it() {
+    let server = Server::start(&TWO_WORKERS);
+    let library = "#!lua name=l\nredis.register_function('set',\
+        function(keys,args) return redis.call('SET',args[1],args[2]) end)";
+    let load = encode(&[b"FUNCTION", b"LOAD", library.as_bytes()]);
+    answers_to(&mut server.socket(), load, "loaded");
+    let mut socket = server.socket();
+    let script = "return redis.call('SET',ARGV[1],ARGV[2])";
+    for n in 0..40 {
+        let (key, number) = (format!("k{n}"), n.to_string());
+        for words in [
+            &["EVAL", script, "0", &key, &number][..],
+            &["EVAL", script, "1", "other", &key, &number],
+            &["FCALL", "set", "0", &key, &number],
+        ] {
+            let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+            let old = encode(&[b"SET", key.as_bytes(), b"old"]);
+            let plain = [old.clone(), encode(&words)].concat();
+            let queued = [old, encode(&[b"MULTI"]), encode(&words), encode(&[b"EXEC"])].concat();
+            for pipeline in [plain, queued] {
+                let got = answers_to(&mut socket, pipeline, "set");
+                assert!(!got.contains('-'), "{got}");
+                let got = answers(&mut socket, &[format!("GET {key}")], "got");
+                let want = format!("${}\r\n{number}\r\n$3\r\ngot\r\n", number.len());
+                assert_eq!(got, want, "behind {}", String::from_utf8_lossy(words[0]));
+            }
+        }
+    }
+}
