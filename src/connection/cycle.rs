@@ -242,6 +242,7 @@ impl Cycle {
         settings: &Settings,
     ) -> bool {
         if command.undeclared_keys {
+            // MULTI begins no transaction before all has run, so EXEC need not wait.
             let is_script = matches!(command.spec.run, Route::Script);
             if !command.spec.runs_others() || (is_script && !self.has_run_all()) {
                 return false;

@@ -69,14 +69,10 @@ impl Connection {
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
             return Dispatched::Barrier;
         };
-        let names_its_keys = transaction.names_its_keys();
-        if !names_its_keys && !cycle.has_run_all() {
-            return Dispatched::Barrier;
-        }
         if !cycle.route(&self.worker, &self.session, exec, transaction.args(), None, settings) {
             return Dispatched::Barrier;
         }
-        if names_its_keys {
+        if transaction.names_its_keys() {
             cycle.goes_on();
         }
         self.session.client.runs(exec.id);

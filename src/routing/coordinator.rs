@@ -18,7 +18,7 @@ use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundErro
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
-use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop, said};
+use crate::unit::{self, Effects, MAX_ATTEMPTS, NEEDS_TOO_MUCH, Unit, UnitOutcome, UnitStop, said};
 use crate::worker::{
     Coordinated, CoordinatorRequest, FinishedCommand, LockKey, News, Ran, Shown, Worker, changer,
 };
@@ -35,9 +35,6 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 use tokio::time::Instant as Deadline;
-
-/// Maximum number of times that a command may miss data before it fails.
-const MAX_ATTEMPTS: usize = 10_000;
 
 /// Number of times that a command may need more keys before it gets a hold on every worker.
 const MAX_LOCKINGS: usize = 8;
@@ -270,7 +267,7 @@ async fn run(
         }
     }
     release(worker, held, Vec::new()).await;
-    Err("ERR the command needs more of its keys than can be loaded".into())
+    Err(NEEDS_TOO_MUCH.into())
 }
 
 /// Runs the command once, under the current holds or under new ones. Only after a miss, holds that

@@ -35,6 +35,12 @@ use tokio::sync::mpsc;
 /// Maximum time that a unit may run on a worker's thread; then it is rolled back, and runs detached.
 pub const IN_PLACE: Duration = Duration::from_millis(4);
 
+/// Maximum number of times that a command may miss data before it fails.
+pub const MAX_ATTEMPTS: usize = 10_000;
+
+/// Error of a command that has missed data so often.
+pub const NEEDS_TOO_MUCH: &str = "ERR the command needs more of its keys than can be loaded";
+
 /// Thread of a unit.
 enum Place {
     /// A worker's thread: the unit never waits.
@@ -282,7 +288,7 @@ impl Unit<'_> {
             self.effects().reads(keys.map(|(_, key)| key))?;
         }
         let mark = cx.out.len();
-        loop {
+        for _ in 0..MAX_ATTEMPTS {
             match handler(cx, args) {
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     cx.out.truncate(mark);
@@ -298,5 +304,6 @@ impl Unit<'_> {
                 ended => return ended,
             }
         }
+        Err(NEEDS_TOO_MUCH.into())
     }
 }

@@ -7,6 +7,7 @@ use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
 use crate::command::{Outcome, OwnedCommand, Patience};
 use crate::node::WorkerStats;
+use crate::unit::{MAX_ATTEMPTS, NEEDS_TOO_MUCH};
 use flagstone_storage::store::Need;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
@@ -53,6 +54,8 @@ pub(crate) struct Parked {
     _place: ParkedMemory,
     /// Data that the last attempt missed.
     missed: Vec<Need>,
+    /// How often it has missed some.
+    attempts: usize,
     /// Parts of values that a unit has missed so far.
     parts: HashSet<Need>,
     /// Room for the replies of its connection; `None`: it runs in any case.
@@ -216,7 +219,11 @@ impl Worker {
                 Blocked::Empty(block) => return parked.end(lock, Ran::blocked(block)),
                 // The command holds its locks, so no other one can be before it.
                 Blocked::Locked => return self.go_on_with(std::iter::once((lock, parked))),
+                Blocked::Miss(_) if parked.attempts >= MAX_ATTEMPTS => {
+                    return parked.fail(lock, NEEDS_TOO_MUCH);
+                }
                 Blocked::Miss(needs) => {
+                    parked.attempts += 1;
                     parked.missed = needs;
                     None
                 }
@@ -319,7 +326,7 @@ impl Parked {
         stats: &Arc<WorkerStats>,
     ) -> Box<Self> {
         let _place = ParkedMemory::new(&command, stats);
-        Box::new(Self { command, _place, missed, parts: HashSet::new(), room, to })
+        Box::new(Self { command, _place, missed, attempts: 0, parts: HashSet::new(), room, to })
     }
 
     pub(super) fn patience(&self) -> Patience {
