@@ -13,27 +13,18 @@ pub(crate) fn run<'a>(
     args: Args<'a>,
     handler: impl FnOnce(&mut Ctx<'_>, Args<'a>) -> Outcome,
 ) -> Outcome {
-    let outcome = run_said(cx, command, args, handler);
+    let is_heard = cx.is_heard();
+    if is_heard {
+        cx.store.words.begin_command(cx.store.stats.changes);
+    }
+    let outcome = handler(cx, args);
     // A script puts the arguments of its next command where these are.
     cx.store.forget_hint();
-    outcome
-}
-
-#[inline]
-fn run_said<'a>(
-    cx: &mut Ctx<'_>,
-    command: &Command,
-    args: Args<'a>,
-    handler: impl FnOnce(&mut Ctx<'_>, Args<'a>) -> Outcome,
-) -> Outcome {
-    if !cx.is_heard() {
-        return handler(cx, args);
-    }
-    let words = &mut cx.store.words;
-    words.begin_command(cx.store.stats.changes);
-    let outcome = handler(cx, args);
     // A read that has changed something has found an expiry, which is said already.
-    if cx.store.words.is_unsaid(cx.store.stats.changes) && command.spec.has(flag!(WRITE)) {
+    if is_heard
+        && cx.store.words.is_unsaid(cx.store.stats.changes)
+        && command.spec.has(flag!(WRITE))
+    {
         say(cx, command, args);
     }
     outcome

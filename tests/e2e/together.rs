@@ -73,7 +73,7 @@ const LINES: &[&str] = &[
 pub(super) struct Draws(pub(super) u64);
 
 impl Draws {
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
