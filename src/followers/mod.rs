@@ -416,6 +416,14 @@ impl Followers {
         lock(&self.all).iter().any(|follower| follower.state() == FollowerState::Online)
     }
 
+    /// Returns true if a replica that is sent the stream was not sent all of it.
+    pub fn has_rest(&self) -> bool {
+        let end = self.figures().map_or(0, |figures| figures.end);
+        let all = lock(&self.all);
+        let mut online = all.iter().filter(|follower| follower.state() == FollowerState::Online);
+        online.any(|follower| follower.needs() < end)
+    }
+
     /// Returns true if a replica has to be asked for its position: it does not tell by itself.
     pub fn must_ask(&self) -> bool {
         let all = lock(&self.all);

@@ -205,7 +205,7 @@ impl Applier {
             let job = async move { demote_now(&resting, failover, primary, applied).await };
             let demoted = at_rest(&worker, job).await.map_err(|error| error.text)??;
             if demoted.is_some() {
-                primary::end_stream(&worker.node, &peers).await;
+                primary::finish_stream(&worker.node, &peers).await;
             }
             Ok(demoted)
         })

@@ -505,6 +505,28 @@ fn settings_of_a_primary_take_effect_at_once() {
 }
 
 #[test]
+fn replicas_get_the_rest_of_the_stream_before_their_primary_becomes_a_replica() {
+    let server = Server::start(&["--workers", "2"]);
+    let (mut client, mut idle) = (server.client(), Reader::connect(&server));
+    // One that does not read is not waited for.
+    idle.ask("PSYNC ? -1");
+    idle.data_set();
+    let mut readers = [(); 2].map(|()| Reader::connect(&server));
+    for reader in &mut readers {
+        reader.ask("PSYNC ? -1");
+        reader.data_set();
+    }
+    // More than is sent at once, and than the buffers of a connection hold.
+    let _: () = client.set("k", "x".repeat(4 << 20)).expect("SET");
+    let reading = readers.map(|mut reader| std::thread::spawn(move || reader.next().len()));
+    let _: () = cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut client).expect("REPLICAOF");
+    for reader in reading {
+        assert_eq!(reader.join().expect("the whole command"), "SET k ".len() + (4 << 20));
+    }
+    until("they are disconnected", || info(&mut client, "connected_slaves") == "0");
+}
+
+#[test]
 fn a_changed_id_ends_the_stream() {
     let server = Server::start(&["--enable-debug-command", "local"]);
     let mut client = server.client();

@@ -11,10 +11,14 @@ use flagstone_storage::words::RoundWords;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Maximum time in which the words of the last record come into the stream, while no command runs.
 const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// Maximum time in which replicas are sent the end of a stream, and the interval of the looks at them.
+const REST_LIMIT: Duration = Duration::from_secs(1);
+const REST_POLL: Duration = Duration::from_millis(1);
 
 /// Begins the stream, unless there is one.
 ///
@@ -127,6 +131,16 @@ pub(crate) async fn end_stream(node: &Node, peers: &Peers) {
     // A worker that has ended gathers none.
     let _ = want_words(peers, false).await;
     tracing::info!("the stream for replicas has ended");
+}
+
+/// Ends the stream of a server that takes no writes any more. Replicas are sent the rest of it first, so that they
+/// have what was acknowledged; one that does not read is not waited for.
+pub(crate) async fn finish_stream(node: &Node, peers: &Peers) {
+    let begun = Instant::now();
+    while node.followers.has_rest() && begun.elapsed() < REST_LIMIT {
+        sleep(REST_POLL).await;
+    }
+    end_stream(node, peers).await;
 }
 
 /// Returns the id and the end of the stream, with everything that is in the journal, and the database that is

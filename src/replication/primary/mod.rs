@@ -13,7 +13,7 @@ mod feeder;
 mod parting;
 mod serve;
 
-pub(crate) use begin::{end_of_stream, end_stream, resume, succeed};
+pub(crate) use begin::{end_of_stream, end_stream, finish_stream, resume, succeed};
 pub(crate) use copy::clean;
 pub(crate) use feeder::ask_for_acknowledgements;
 pub(crate) use feeder::run as run_feeder;

@@ -6,7 +6,6 @@
 
 use super::{BATCH_BYTES, Engine, FLUSH, Upkeep, within};
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use slatedb::Db;
 use slatedb::config::{FlushOptions, FlushType};
 use std::ops::RangeInclusive;
@@ -35,12 +34,9 @@ pub(super) fn file_limit(upkeep: &Upkeep) -> usize {
     limit(upkeep) + BATCH_BYTES
 }
 
-/// Returns the memory in bytes that rows take in a memtable.
-pub(super) fn memory_of(rows: &[(Bytes, Option<Bytes>)]) -> usize {
-    let row = |(key, value): &(Bytes, Option<Bytes>)| {
-        ROW_MEMORY + key.len() + value.as_ref().map_or(0, Bytes::len)
-    };
-    rows.iter().map(row).sum()
+/// Returns the memory in bytes that so many rows take in a memtable, whose keys and values have `bytes`.
+pub(super) fn memory_of(rows: usize, bytes: usize) -> usize {
+    rows * ROW_MEMORY + bytes
 }
 
 /// Counts the memory of the memtable that takes rows, and the flushes of those before it.
@@ -100,6 +96,7 @@ mod tests {
     use crate::pending::Pending;
     use crate::place::Place;
     use crate::shard::Cut;
+    use bytes::Bytes;
     use object_store::memory::InMemory;
     use slatedb::db_cache::SplitCache;
     use std::time::Duration;
@@ -130,7 +127,7 @@ mod tests {
         let place = Place::within(Arc::new(InMemory::new()), "db".into(), "memory");
         let engine = open(&place, &upkeep()).await;
         let rows: Vec<_> = (0..SHORT_ROWS).map(row).collect();
-        let (memory, in_file) = (memory_of(&rows), rows.len() * 45);
+        let (memory, in_file) = (memory_of(rows.len(), 0), rows.len() * 45);
         assert!(memory > limit(&upkeep()) && in_file < limit(&upkeep()) / 2);
         let mut last = 0;
         for rows in rows.chunks(2048) {

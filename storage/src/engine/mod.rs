@@ -309,12 +309,12 @@ impl Engine {
         let opened = self.opened();
         // The keys are noted before any of these rows can be in a memtable.
         let noted = opened.points.note(rows.iter().map(|(key, _)| &key[..]));
-        let memory = memtables::memory_of(&rows);
+        let count = rows.len();
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;
-        let mut taken = 0;
+        let mut bytes = 0;
         for (key, value) in rows {
-            taken += (key.len() + value.as_ref().map_or(0, Bytes::len)) as u64;
+            bytes += key.len() + value.as_ref().map_or(0, Bytes::len);
             match value {
                 Some(value) => batch.put_bytes(key, value),
                 None => {
@@ -327,12 +327,12 @@ impl Engine {
         if garbage > 0 {
             batch.put_bytes(garbage_key(), garbage_value(opened.garbage.add(garbage)));
         }
-        self.how.upkeep.pace.take(taken);
+        self.how.upkeep.pace.take(bytes as u64);
         let db = opened.db.writer()?;
         let handle = db.write_with_options(batch, &WriteOptions::default()).await?;
         noted.written(handle.seqnum());
         opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
-        opened.memtables.took(db, memory).await?;
+        opened.memtables.took(db, memtables::memory_of(count, bytes)).await?;
         Ok(handle.seqnum())
     }
 
