@@ -109,7 +109,11 @@ impl Session {
         let client = self.client.clone();
         let (wrong_passwords, penalty) = (self.wrong_passwords, self.penalty);
         let was_authenticated = self.was_authenticated || authenticated;
-        let fresh = Self::new(client, account, authenticated);
+        let mut fresh = Self::new(client, account, authenticated);
+        if self.reply_mode == ReplyMode::Skip {
+            // The skipped reply is that of RESET itself.
+            fresh.reply_mode = ReplyMode::Skip;
+        }
         *self = Self { wrong_passwords, penalty, was_authenticated, ..fresh };
         self.client.reset();
     }

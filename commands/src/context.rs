@@ -88,7 +88,7 @@ pub struct Block {
     pub on: Awaited,
     /// End of the wait: ms since the Unix epoch; 0: never.
     pub until_ms: u64,
-    /// Reply when the wait ends without a result.
+    /// Reply if it may not wait.
     pub nil: Nil,
     /// Arguments to replace when the command runs again, by index: the `$` of XREAD is the id of
     /// the last entry at the first run.
@@ -124,7 +124,7 @@ impl Awaited {
     }
 }
 
-/// The reply to a command whose wait has timed out.
+/// The reply to a command that may not wait. A wait that has timed out ends with a null array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nil {
     Array,

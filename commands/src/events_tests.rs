@@ -35,7 +35,7 @@ fn events(store: &mut Store, disk: &mut Store, now_ms: u64, command: &str) -> St
     loop {
         let ran = try_run(store, &DataSettings::default(), Proto::Resp2, now_ms, &words);
         let Err(Stop::Miss(needs)) = ran else { break };
-        store.notes.retry();
+        store.notes.retry(0);
         notes.append(&mut store.notes.take());
         for need in needs {
             assert_eq!(need.part, None);
@@ -89,4 +89,39 @@ fn events_without_a_listener_are_not_made() {
     assert_eq!(events(&mut hot, &mut disk, NOW_MS, "set a 1"), "set a");
     assert_eq!(events(&mut hot, &mut disk, NOW_MS, "del a"), "");
     assert!(hot.notes.is_empty());
+}
+
+#[test]
+fn a_change_of_the_encoding_alone_is_no_change() {
+    let (mut hot, mut disk) = (store(false), store(false));
+    let mut run = |command: &str| {
+        events(&mut hot, &mut disk, NOW_MS, command);
+    };
+    run("zadd z 1 a 2 b");
+    run("sadd s 1 2");
+    let many: Vec<String> = (0..200).map(|n| format!("1 m{n}")).collect();
+    let long = "x".repeat(70);
+    hot.seal();
+    for command in [
+        "sort z alpha".to_owned(),
+        "sort_ro z alpha".to_owned(),
+        format!("zadd z xx 1 {long}"),
+        format!("zadd z xx {}", many.join(" ")),
+        format!("sadd s {}", ["1"; 600].join(" ")),
+    ] {
+        events(&mut hot, &mut disk, NOW_MS, &command);
+        assert_eq!(hot.seal().keys().count(), 0, "{command}");
+    }
+    let encoding = |hot: &mut Store, key: &str| {
+        let ran = try_run(
+            hot,
+            &DataSettings::default(),
+            Proto::Resp2,
+            NOW_MS,
+            &["object", "encoding", key],
+        );
+        ran.unwrap()
+    };
+    assert!(encoding(&mut hot, "z").contains("skiplist"));
+    assert!(encoding(&mut hot, "s").contains("hashtable"));
 }

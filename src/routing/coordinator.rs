@@ -60,6 +60,8 @@ pub(super) struct Coordination {
     pub(super) lent: BTreeSet<LockKey>,
     /// Keys that it was lent, and for which clients wait.
     pub(super) awaited: Vec<LockKey>,
+    /// Big keys that its attempts have changed and lost: the next one copies them before.
+    lost: Vec<LockKey>,
     /// Notes of the command, and the rounds that show with it at the coordinator's worker.
     notes: Vec<Note>,
     pub(super) shown: Shown,
@@ -282,6 +284,7 @@ async fn attempt(
     let node = &worker.node;
     let asked = Instant::now();
     let mut space = acquire_all(worker, wanted, held).await?;
+    space.copy_lost(&held.lost);
     if asked.elapsed() > LATE && is_killed(node, command.request.client) {
         abandon(worker, command, held, space, false).await;
         return Err(UnitStop::Closing);
@@ -421,7 +424,7 @@ async fn abandon(
     keep: bool,
 ) {
     if !command.command.spec.runs_others() {
-        space.notes.retry();
+        space.notes.retry(0);
         held.notes.append(&mut space.notes.take());
         hand_back(worker, held, space.drain(), Changed::Kept, keep).await;
         return;
@@ -431,8 +434,12 @@ async fn abandon(
 
 /// Discards all changes of a unit.
 async fn take_back(worker: &Rc<Worker>, held: &mut Coordination, mut space: Store, keep: bool) {
-    let entries =
-        if held.exclusive { databases::unmoved(worker, &mut space) } else { space.drain() };
+    let entries = if held.exclusive {
+        databases::unmoved(worker, &mut space)
+    } else {
+        held.lost = space.take_back_copied();
+        space.drain()
+    };
     hand_back(worker, held, entries, Changed::Forgotten, keep).await;
 }
 

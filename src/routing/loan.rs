@@ -165,7 +165,7 @@ fn run_all(
             Err(_) => {
                 // It will look its keys up again.
                 space.stats.set_lookups(before);
-                space.notes.retry();
+                space.notes.retry(0);
                 notes.append(&mut space.notes.take());
                 break;
             }

@@ -181,7 +181,8 @@ impl KeyWait {
             Ended::Cancelled(Cancel::Demoted) => Answer::failed(proto, DEMOTED),
             Ended::Cancelled(_) => {
                 let mut reply = Reply::new(proto);
-                self.block.nil.write(&mut reply);
+                // Whatever the command answers that may not wait.
+                reply.null_array();
                 Answer { reply, outcome: Outcome::Done }
             }
         }

@@ -1,6 +1,6 @@
 //! One run of a script: its context, and the conditions that end it.
 
-use super::to_reply::{Limits, error_text, is_counted_error, write_value};
+use super::to_reply::{Limits, error_text, is_counted_error, place_of, write_value};
 use super::vm::Vm;
 use crate::node::limits;
 use crate::scripts::{Control, ScriptFlags, ScriptKind};
@@ -128,7 +128,7 @@ impl Run<'_, '_> {
         }
         let Some(control) = &self.control else { return Ok(()) };
         if control.is_killed() {
-            return Err(killed(self.kind));
+            return Err(killed(self.kind, &[]));
         }
         let threshold_ms = settings.busy_reply_threshold_ms;
         if threshold_ms > 0
@@ -176,10 +176,11 @@ impl Run<'_, '_> {
     }
 }
 
-/// Returns the stop of a script that was killed.
-fn killed(kind: ScriptKind) -> UnitStop {
+/// Returns the stop of a script that was killed. `place`: where it was.
+fn killed(kind: ScriptKind, place: &[u8]) -> UnitStop {
     let by = if kind == ScriptKind::Script { "SCRIPT" } else { "FUNCTION" };
-    UnitStop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
+    let text = format!("ERR Script killed by user with {by} KILL.");
+    UnitStop::Undone([text.as_bytes(), place].concat().into())
 }
 
 /// Called while Lua runs: returns true if the run of this thread may go on.
@@ -246,6 +247,10 @@ pub fn run(
     let inputs =
         Inputs { keys: call.keys, args: call.args, as_globals: form == InputForm::Globals };
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs, watch));
+    let place = match &called {
+        Ok((false, error)) => place_of(error, call.name),
+        _ => Vec::new(),
+    };
     let outcome = match called {
         Ok((true, value)) => run.reply_with(&mut out, &value).map_err(UnitStop::from),
         Ok((false, error)) => {
@@ -257,7 +262,7 @@ pub fn run(
     let Run { stop, cx, .. } = run;
     // A script that was killed while it was about to end for another reason does not run again.
     let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
-    let stop = stop.map(|stop| if is_killed { killed(call.kind) } else { stop });
+    let stop = stop.map(|stop| if is_killed { killed(call.kind, &place) } else { stop });
     drop(entered);
     cx.db = db;
     *cx.out = out;

@@ -194,31 +194,33 @@ pub(super) fn is_counted_error(raised: &Value) -> bool {
     matches!(raised, Value::Table(table) if is_counted(table))
 }
 
+/// Returns the text behind the message of an error that says where a script has raised it, if that is known.
+pub(super) fn place_of(raised: &Value, name: &str) -> Vec<u8> {
+    let Value::Table(table) = raised else { return Vec::new() };
+    match (field_of(table, "source"), field_of(table, "line")) {
+        (Some(source), Some(line)) => {
+            [b" script: ", name.as_bytes(), b", on ", &source, b":", &line, b"."].concat()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Returns a field of a raised table as text.
+fn field_of(table: &Table, name: &str) -> Option<Vec<u8>> {
+    match table.raw_get::<Value>(name) {
+        Ok(Value::String(text)) => Some(text.as_bytes().to_vec()),
+        Ok(Value::Integer(n)) => Some(n.to_string().into_bytes()),
+        Ok(Value::Number(n)) => Some(n.to_string().into_bytes()),
+        _ => None,
+    }
+}
+
 /// Returns the text of an error that a script has raised.
 pub(super) fn error_text(raised: &Value, name: &str) -> ErrorText {
     let text = match raised {
         Value::Table(table) => {
-            let field = |name: &str| match table.raw_get::<Value>(name) {
-                Ok(Value::String(text)) => Some(text.as_bytes().to_vec()),
-                Ok(Value::Integer(n)) => Some(n.to_string().into_bytes()),
-                Ok(Value::Number(n)) => Some(n.to_string().into_bytes()),
-                _ => None,
-            };
-            let message = field("err").unwrap_or_else(|| b"ERR unknown error".to_vec());
-            match (field("source"), field("line")) {
-                (Some(source), Some(line)) => [
-                    &message,
-                    &b" script: "[..],
-                    name.as_bytes(),
-                    b", on ",
-                    &source,
-                    b":",
-                    &line,
-                    b".",
-                ]
-                .concat(),
-                _ => message,
-            }
+            let message = field_of(table, "err").unwrap_or_else(|| b"ERR unknown error".to_vec());
+            [message, place_of(raised, name)].concat()
         }
         Value::String(text) => {
             let text = text.as_bytes();

@@ -81,18 +81,18 @@ impl Table {
         self.reads = self.reads + after - before;
     }
 
-    /// Removes and returns the clients that read a key before this news. Those that are `spared`
-    /// are not returned, and stay if they have read the key since.
+    /// Returns the clients that read a key before this news, but for those that are `spared`. All of them are
+    /// removed if they have not read the key since.
     pub(crate) fn take(&mut self, key: &[u8], news: u64, spared: impl Fn(u64) -> bool) -> Vec<u64> {
         let Some(readers) = self.keys.get_mut(key) else { return Vec::new() };
         let before = readers.len();
         let mut taken = Vec::with_capacity(before);
         readers.retain(|reader| {
-            if reader.first < news && spared(reader.client) {
+            if reader.first < news {
+                if !spared(reader.client) {
+                    taken.push(reader.client);
+                }
                 reader.first = reader.last;
-            } else if reader.first < news {
-                taken.push(reader.client);
-                return false;
             }
             reader.first >= news
         });
@@ -173,6 +173,17 @@ mod tests {
         assert_eq!(table.take(b"k", 2, nobody), [3]);
         assert_eq!((table.len(), table.reads()), (1, 1));
         assert_eq!(table.take(b"other", 9, nobody), [1]);
+        assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_client_that_has_read_the_key_since_is_told_of_the_next_change_too() {
+        let mut table = Table::default();
+        table.add(b"k", 1, 0, everybody);
+        table.add(b"k", 1, 1, everybody);
+        assert_eq!(table.take(b"k", 1, nobody), [1]);
+        assert_eq!((table.len(), table.reads()), (1, 1));
+        assert_eq!(table.take(b"k", 2, nobody), [1]);
         assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
     }
 

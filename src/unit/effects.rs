@@ -41,8 +41,8 @@ pub(crate) struct LoggedPart {
 #[derive(Debug, Default)]
 pub struct Effects {
     pub published: Vec<Published>,
-    /// Keys that it has read, if its client tracks.
-    pub read: Vec<Box<[u8]>>,
+    /// Keys that it has read, if its client tracks, each with the number of the unit's notes before.
+    pub read: Vec<(Box<[u8]>, usize)>,
     shown: Vec<MonitoredPart>,
     /// Memory of the effects in bytes.
     bytes: usize,
@@ -124,11 +124,15 @@ impl Effects {
         Ok(())
     }
 
-    /// Records keys that are read, for a tracking client.
-    pub(super) fn reads<'a>(&mut self, mut keys: impl Iterator<Item = &'a [u8]>) -> UnitOutcome {
+    /// Records keys that a tracking client has read behind so many notes.
+    pub(super) fn reads<'a>(
+        &mut self,
+        mut keys: impl Iterator<Item = &'a [u8]>,
+        noted: usize,
+    ) -> UnitOutcome {
         keys.try_for_each(|key| {
             self.fits(key.len() + NOTE)?;
-            self.read.push(key.into());
+            self.read.push((key.into(), noted));
             Ok(())
         })
     }

@@ -283,15 +283,30 @@ impl Unit<'_> {
         args: Args<'_>,
         handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> UnitOutcome,
     ) -> UnitOutcome {
-        if self.request.track && command.spec.has(flag!(READONLY)) {
-            let keys = command.keys(args, cx.db).into_iter();
-            self.effects().reads(keys.map(|(_, key)| key))?;
+        let ended = self.run_to_end(cx, args, handler);
+        let has_ended = matches!(ended, Ok(()) | Err(UnitStop::Handler(Stop::Error(_))));
+        if self.request.track && has_ended && command.spec.has(flag!(READONLY)) {
+            let (keys, before) = (command.keys(args, cx.db), cx.store.notes.mark());
+            self.effects().reads(keys.into_iter().map(|(_, key)| key), before)?;
         }
-        let mark = cx.out.len();
+        ended
+    }
+
+    /// Runs a handler until it has all data that it needs.
+    fn run_to_end(
+        &self,
+        cx: &mut Ctx<'_>,
+        args: Args<'_>,
+        handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> UnitOutcome,
+    ) -> UnitOutcome {
+        let (mark, noted) = (cx.out.len(), cx.store.notes.len());
+        let lookups = cx.store.stats.lookups();
         for _ in 0..MAX_ATTEMPTS {
             match handler(cx, args) {
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     cx.out.truncate(mark);
+                    cx.store.notes.retry(noted);
+                    cx.store.stats.set_lookups(lookups);
                     let needs = cx.store.at_origins(needs);
                     self.ask(cx.store, Ask::Load(needs))?;
                 }

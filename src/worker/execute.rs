@@ -263,7 +263,7 @@ impl Worker {
                 out.truncate(mark);
                 // It will look its keys up again. Entries that it has met may have expired.
                 partition.store.stats.set_lookups(before);
-                partition.store.notes.retry();
+                partition.store.notes.retry(0);
                 self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, run).into());
             }
@@ -286,7 +286,7 @@ impl Worker {
         }
         if request.client == 0 {
             // The server's own command is no reader that has missed a key.
-            partition.store.notes.retry();
+            partition.store.notes.retry(0);
         }
         self.take_notes(partition, changer(command, request.client));
         let ran = Executed { round: seen, outcome: ended };

@@ -126,8 +126,16 @@ impl Worker {
         ahead
     }
 
-    async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
+    async fn load_now(&self, mut needs: Vec<Need>) -> Result<(), String> {
         let begun = Instant::now();
+        {
+            // A unit asks for all that it has missed so far, as it may have lost some of it.
+            let store = &mut self.partition.borrow_mut().store;
+            needs.retain(|need| !store.has_part(need));
+        }
+        if needs.is_empty() {
+            return Ok(());
+        }
         let (behind, loaded) = (self.parts_behind(&needs), needs.len());
         let mut finished = self.load_step(needs).await;
         if finished.is_ok() && !behind.is_empty() {

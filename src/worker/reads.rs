@@ -6,6 +6,7 @@ use crate::command::Invocation;
 use crate::tracking::Changes;
 use flagstone_commands::flag;
 use flagstone_storage::notes::{Note, NoteKind};
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 /// Maximum number of keys that are evicted at once when there are too many.
@@ -21,6 +22,27 @@ impl Worker {
             let told = self.announced.count.get() + u64::from(has_news);
             let keys = command.keys(args, request.db);
             self.remember(keys.into_iter().map(|(_, key)| key), request.client, told);
+        }
+    }
+
+    /// Records the keys that a unit of a client has read here, each behind so many of its notes, which are the
+    /// next news.
+    pub(super) fn remember_reads_of_unit(
+        &self,
+        read: &[(Box<[u8]>, usize)],
+        notes: &[Note],
+        client: u64,
+    ) {
+        let visible = notes.iter().enumerate().filter(|(_, note)| note.what.is_visible());
+        let last_change: HashMap<&[u8], usize> =
+            visible.map(|(at, note)| (&*note.key, at)).collect();
+        let before = self.announced.count.get();
+        let after = before + u64::from(!notes.is_empty());
+        for (key, noted) in read {
+            // The unit itself has changed the key since.
+            let is_old = last_change.get(&**key).is_some_and(|at| at >= noted);
+            let told = if is_old { before } else { after };
+            self.remember(std::iter::once(&**key), client, told);
         }
     }
 

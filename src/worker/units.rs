@@ -123,8 +123,7 @@ impl Worker {
         let notes: Vec<Note> = partition.store.notes.take();
         drop(partition);
         if !effects.read.is_empty() {
-            let told = self.announced.count.get() + u64::from(!notes.is_empty());
-            self.remember(effects.read.iter().map(|key| &**key), request.client, told);
+            self.remember_reads_of_unit(&effects.read, &notes, request.client);
         }
         if is_open {
             self.commit_soon();

@@ -51,6 +51,8 @@ pub struct Interest {
 pub struct Notes {
     interest: Interest,
     taken: Vec<Note>,
+    /// Number of notes at the last mark: a change behind it is noted although it repeats one before it.
+    marked: usize,
 }
 
 impl Notes {
@@ -65,12 +67,25 @@ impl Notes {
 
     /// Returns the notes since the last call.
     pub fn take(&mut self) -> Vec<Note> {
+        self.marked = 0;
         std::mem::take(&mut self.taken)
     }
 
-    /// Drops the notes of a command that missed data: it will look its keys up again.
-    pub fn retry(&mut self) {
-        self.taken.retain(|note| !matches!(note.what, NoteKind::Event(class, _) if class == NotifyFlags::KEY_MISS));
+    /// Returns the number of notes so far.
+    pub fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    /// Returns the number of notes so far, and makes each change from now on be noted behind them.
+    pub fn mark(&mut self) -> usize {
+        self.marked = self.len();
+        self.marked
+    }
+
+    /// Drops the notes behind the first `before` of a command that missed data: it will look its keys up again.
+    pub fn retry(&mut self, before: usize) {
+        let is_miss = |note: &mut Note| matches!(note.what, NoteKind::Event(class, _) if class == NotifyFlags::KEY_MISS);
+        self.taken.extract_if(before.min(self.len()).., is_miss).for_each(drop);
     }
 
     /// Drops the changes of a command that changed nothing visible to others.
@@ -111,7 +126,7 @@ impl Notes {
         let note = Note { db, key: KeyBuf::from_slice(key), what };
         // A command that looks a key up several times changes it once.
         let is_write = matches!(what, NoteKind::Changed | NoteKind::Touched);
-        if !is_write || self.taken.last() != Some(&note) {
+        if !is_write || self.taken.get(self.marked..).and_then(<[_]>::last) != Some(&note) {
             self.taken.push(note);
         }
     }

@@ -181,18 +181,22 @@ fn a_client_that_waits_in_vain_gets_an_error() {
     let nulls = [
         ("BLPOP a b c 0.01", "(none)"),
         ("BZMPOP 0.01 2 a b MIN", "(none)"),
-        ("BLMOVE a b LEFT LEFT 0.01", "(nil)"),
-        ("BRPOPLPUSH a b 0.01", "(nil)"),
+        ("BLMOVE a b LEFT LEFT 0.01", "(none)"),
+        ("BRPOPLPUSH a b 0.01", "(none)"),
     ];
     for (command, null) in nulls {
         assert_eq!(writer.ask(command), null, "{command}");
     }
+    for command in ["MULTI", "BLMOVE a b LEFT LEFT 0.01"] {
+        writer.ask(command);
+    }
+    assert_eq!(writer.ask("EXEC"), "[(nil)]", "one that may not wait");
     writer.ask("HELLO 3");
     for (command, _) in nulls {
         assert_eq!(writer.ask(command), "_", "{command}");
     }
     let waits = ["BLPOP a b c 0", "BLMOVE a b LEFT LEFT 0", "WAIT 1 0", "WAITAOF 0 1 0"];
-    for (command, null) in waits.into_iter().zip(["(none)", "(nil)", "0", "[0 0]"]) {
+    for (command, null) in waits.into_iter().zip(["(none)", "(none)", "0", "[0 0]"]) {
         let mut client = Client::new(&server);
         let id = client.ask("CLIENT ID");
         for (reason, reply) in

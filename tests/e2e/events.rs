@@ -63,3 +63,15 @@ fn commands_on_several_workers_tell_as_those_on_one_do() {
     let expected: [&[&str]; 4] = [&["incrby {a}1@0"], &[], &["copy_to {b}3@0", "new {b}3@0"], &[]];
     assert_eq!(told, expected);
 }
+
+#[test]
+fn a_part_of_a_script_that_runs_again_tells_its_misses_once() {
+    let server =
+        Server::start(&["--workers", "2", "--shards", "2", "--notify-keyspace-events", "Em"]);
+    let code = "redis.call('SWAPDB',5,6)redis.call('EXISTS','{a}x','{b}x','{a}y')return(redis.call('GET','{b}y'))";
+    let told = &events(&server, &[&format!("EVAL {code} 0")])[0];
+    assert_eq!(told, &["{a}x", "{a}y", "{b}x", "{b}y"].map(|key| format!("keymiss {key}@0")));
+    let stats: String =
+        redis::cmd("INFO").arg("stats").query(&mut server.client()).expect("the figures");
+    assert!(stats.contains("keyspace_misses:4\r\n"), "{stats}");
+}

@@ -199,7 +199,8 @@ fn a_function_that_does_not_end_is_killed() {
         }
         let _: String = function(&mut client, &["KILL"]).expect("killed");
         let error = spinning.join().expect("no panic").expect_err("an error");
-        assert!(error.to_string().contains("Script killed by user with FUNCTION KILL"), "{error}");
+        let killed = "Script killed by user with FUNCTION KILL. script: spin, on @user_function:";
+        assert!(error.to_string().contains(killed), "{error}");
     });
     let error = function::<Value>(&mut client, &["KILL"]).expect_err("nothing runs");
     assert!(error.to_string().contains("NOTBUSY") || error.to_string().contains("No scripts"));

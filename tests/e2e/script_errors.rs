@@ -76,6 +76,7 @@ fn one_kill_ends_a_script_that_catches_everything() {
             assert!(Instant::now() < deadline, "it does not run");
         }
         let error = spinning.join().expect("no panic").expect_err("killed").to_string();
-        assert!(error.contains("killed by user with SCRIPT KILL"), "{error}");
+        let killed = "killed by user with SCRIPT KILL. script: ";
+        assert!(error.contains(killed) && error.contains(", on @user_script:"), "{error}");
     });
 }

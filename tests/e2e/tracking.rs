@@ -75,6 +75,25 @@ impl Keeper {
         assert_eq!(pong, "PONG");
     }
 
+    /// Waits until it has been told of all changes so far, which come before that of a key which it reads here and
+    /// `other` changes; of which keys, in the order of their names.
+    fn wait_told_of_all(&mut self, other: &mut redis::Connection) -> Vec<String> {
+        let mut told = Vec::new();
+        // Keys of every worker.
+        for last in (0..8).map(|n| format!("last{n}")) {
+            let _: Option<u64> = self.client.get(&last).expect("a value");
+            let () = other.incr(&last, 1).expect("a number");
+            let deadline = Instant::now() + PATIENCE;
+            while !told.contains(&last) && Instant::now() < deadline {
+                self.ping();
+                told.append(&mut self.hear());
+            }
+        }
+        told.retain(|key| !key.starts_with("last"));
+        told.sort();
+        told
+    }
+
     /// Waits until it has been told of so many keys; which, in the order of their names.
     pub(crate) fn wait_told(&mut self, count: usize) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
@@ -261,5 +280,45 @@ fn cached_keys_that_were_not_invalidated_are_current() {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
             stop.store(true, Ordering::Relaxed);
         });
+    }
+}
+
+#[test]
+fn a_client_is_told_of_keys_that_its_own_unit_has_read_and_then_changed() {
+    for workers in ["1", "3"] {
+        let server = Server::start(&["--workers", workers, "--shards", "6"]);
+        let (mut keeper, mut other) = (Keeper::new(&server, &[]), server.client());
+        let mut run = |units: &[&str]| {
+            for line in units {
+                let words: Vec<&str> = line.split(' ').collect();
+                let _: Value =
+                    redis::cmd(words[0]).arg(&words[1..]).query(&mut keeper.client).expect("done");
+            }
+            keeper.wait_told_of_all(&mut other)
+        };
+        let scripted = "redis.call('GET','k')redis.call('SET','k',2)";
+        let again = "redis.call('SET','k',1)redis.call('GET','k')redis.call('SET','k',2)";
+        for unit in [
+            &["MULTI", "GET k", "SET k 2", "EXEC"][..],
+            &["MULTI", "SET k 1", "GET k", "SET k 2", "EXEC"],
+            &["MULTI", "GET k", "SET k 2", "SET other 3", "GET k", "EXEC"],
+            &["MULTI", "MGET k l", "MSET k 1 m 2", "EXEC"],
+            &["MULTI", "GET k", "GETDEL k", "EXEC"],
+            &[&format!("EVAL {scripted} 0")],
+            &[&format!("EVAL {scripted} 1 k")],
+            &[&format!("EVAL {again} 1 k")],
+        ] {
+            run(&["SET k 1"]);
+            let told = run(unit);
+            assert!(told.contains(&"k".to_owned()), "{unit:?}, {workers} workers: {told:?}");
+        }
+        // One that has read the new value only need not forget it, and is told of the next change.
+        run(&["SET k 1"]);
+        if workers == "1" {
+            assert!(run(&["MULTI", "SET k 2", "GET k", "EXEC"]).is_empty());
+        }
+        run(&["GET k"]);
+        let () = server.client().set("k", 3).expect("stored");
+        assert_eq!(run(&[]), ["k"], "{workers} workers");
     }
 }

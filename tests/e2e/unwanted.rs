@@ -195,3 +195,16 @@ fn writes_whose_replies_are_not_wanted_share_syncs() {
         }
     }
 }
+
+#[test]
+fn the_reply_of_a_reset_is_skipped_too() {
+    let server = Server::start(&[]);
+    for (mode, first) in [("SKIP", ""), ("OFF", "+RESET\r\n")] {
+        let mut socket = server.socket();
+        let commands = format!("CLIENT REPLY {mode}\r\nRESET\r\nECHO 1\r\nQUIT\r\n");
+        socket.write_all(commands.as_bytes()).expect("sent");
+        let mut got = String::new();
+        socket.read_to_string(&mut got).expect("the replies");
+        assert_eq!(got, format!("{first}$1\r\n1\r\n+OK\r\n"), "{mode}");
+    }
+}

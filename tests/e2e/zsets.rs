@@ -63,3 +63,63 @@ fn sorted_sets_are_found_in_order_whatever_is_in_memory() {
         check(&mut client, &left);
     }
 }
+
+/// Ranks of members, each of which is then moved to another place.
+const MOVES: &str = "local ranks = {}
+    for n = 1, #ARGV, 2 do
+        ranks[#ranks + 1] = redis.call('ZRANK', KEYS[1], ARGV[n])
+        redis.call('ZADD', KEYS[1], ARGV[n + 1], ARGV[n])
+    end
+    return ranks";
+
+#[test]
+fn units_that_change_a_cold_sorted_set_and_count_in_it_run_as_if_it_were_in_memory() {
+    for (workers, keys) in [("1", &["z"][..]), ("2", &["z"]), ("2", &["z", "{a}", "{b}"])] {
+        let mut server = Server::start(&["--workers", workers, "--shards", "2"]);
+        let mut client = server.client();
+        // Members by score: the numbers are far apart, so that others go between them.
+        let mut order: Vec<(u32, String)> = (0..MEMBERS).map(|n| (n * 1000, name(n))).collect();
+        for chunk in order.chunks(1000) {
+            let () = client.zadd_multiple("z", chunk).expect("stored");
+        }
+        for round in 0..3u32 {
+            if round % 2 == 1 {
+                server.stop();
+            } else {
+                server.kill();
+            }
+            server.restart();
+            client = server.client();
+            let mut moves = redis::cmd("EVAL");
+            moves.arg(MOVES).arg(keys.len()).arg(keys);
+            let mut expected = Vec::new();
+            for step in 0..20u32 {
+                let from = (step * 397 + round * 131) % MEMBERS;
+                let score = ((step * 211 + round * 577) % MEMBERS) * 1000 + 1 + step + 100 * round;
+                let (_, name) = order.remove(from as usize);
+                moves.arg(&name).arg(score);
+                expected.push(from);
+                order.insert(order.partition_point(|(other, _)| *other < score), (score, name));
+            }
+            let ranks: Vec<u32> = moves.query(&mut client).expect("ranks");
+            assert_eq!(ranks, expected, "round {round}, {workers} workers");
+            // A transaction that changes it before it counts.
+            let (low, high) = (order[1000].0, order[3000].0);
+            let (count, middle): (u32, Vec<String>) = redis::pipe()
+                .atomic()
+                .zadd("z", &order[7].1, order[7].0)
+                .ignore()
+                .zincr("z", &order[2000].1, 0)
+                .ignore()
+                .zcount("z", low, high)
+                .zrange("z", 1999, 2001)
+                .query(&mut client)
+                .expect("replies");
+            assert_eq!(count, 2001);
+            assert_eq!(middle, [1999, 2000, 2001].map(|at| order[at].1.clone()));
+        }
+        let all: Vec<(String, u32)> = client.zrange_withscores("z", 0, -1).expect("members");
+        let all: Vec<(u32, String)> = all.into_iter().map(|(name, score)| (score, name)).collect();
+        assert!(all == order, "{workers} workers");
+    }
+}

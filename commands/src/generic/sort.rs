@@ -373,11 +373,10 @@ fn sorted_values(
 }
 
 /// Makes a sorted set that was sorted a skiplist, as the reference does; OBJECT ENCODING and the
-/// order of ZSCAN reveal it.
+/// order of ZSCAN reveal it. That changes no value.
 fn make_skiplist(cx: &mut Ctx<'_>, name: &[u8]) {
     if let Ok(Some(mut entry)) = cx.store.typed_mut::<Zset>(cx.db, name)
-        && entry.typed().is_some_and(|zset: &Zset| !zset.is_skiplist())
-        && let Some(zset) = entry.typed_mut::<Zset>()
+        && let Some(zset) = entry.recoded::<Zset>()
     {
         zset.make_skiplist();
     }

@@ -37,11 +37,12 @@ fn add_all<'n>(
         None => entry.value = encoding::new_for(first, names.len(), settings).into_value(),
         Some(set) => {
             let is_outgrown = encoding::is_outgrown_by(set, names.len(), settings);
-            if !is_outgrown && names.clone().all(|name| set.contains(name) == Ok(true)) {
-                return 0;
-            }
-            if is_outgrown && let Some(set) = entry.typed_mut::<Set>() {
+            let has_all = names.clone().all(|name| set.contains(name) == Ok(true));
+            if is_outgrown && let Some(set) = entry.recoded::<Set>() {
                 set.set_encoding(SetEncoding::Table);
+            }
+            if has_all {
+                return 0;
             }
         }
     }

@@ -78,7 +78,11 @@ fn check_size(a: usize, b: usize, max_bulk: usize) -> Result<(), &'static str> {
 /// `LCS key1 key2 [LEN] [IDX] [MINMATCHLEN min-match-len] [WITHMATCHLEN]`
 fn lcs(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (first, second) = (arg(args, 1)?, arg(args, 2)?);
-    let (a_len, b_len) = (text_len(cx, first)?, text_len(cx, second)?);
+    // Both are looked up before the first is refused.
+    let (a_len, b_len) = match (text_len(cx, first), text_len(cx, second)) {
+        (Err(missed @ Stop::Miss(_)), _) | (_, Err(missed @ Stop::Miss(_))) => return Err(missed),
+        (a_len, b_len) => (a_len?, b_len?),
+    };
     let options = LcsOptions::parse(args)?;
     check_size(a_len, b_len, cx.settings.proto_max_bulk_len)?;
     let (a, b) = (text(cx, first)?, text(cx, second)?);

@@ -103,7 +103,10 @@ fn add_all(
     if outgrows_listpack(pairs.len() as u64, longest, settings)
         && !entry.typed::<Zset>().is_some_and(Zset::is_skiplist)
     {
-        entry.typed_or_new::<Zset>()?.make_skiplist();
+        match entry.recoded::<Zset>() {
+            Some(zset) => zset.make_skiplist(),
+            None => entry.typed_or_new::<Zset>()?.make_skiplist(),
+        }
     }
     for &(score, name) in pairs {
         let old = entry.typed::<Zset>().and_then(|zset| zset.score(name).ok().flatten());

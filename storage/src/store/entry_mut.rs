@@ -34,6 +34,9 @@ impl Store {
     /// Returns an entry that was found, for writing. Inline: its result is large, and would be copied.
     #[inline]
     pub(super) fn change(&mut self, found: EntryAddress) -> Result<EntryMut<'_>, Fault> {
+        if self.makes_copies() {
+            self.copy_before_change(found);
+        }
         let Self { dbs, dirty, seen, round, stats, notes, words, unit, .. } = self;
         let entry = found.entry_mut(dbs);
         if !unit.may_change(entry) {
@@ -138,6 +141,12 @@ impl EntryMut<'_> {
     /// Returns the value it holds, for changing it in place.
     pub fn typed_mut<T: Typed>(&mut self) -> Option<&mut T> {
         T::of_mut(&mut self.deref_mut().value)
+    }
+
+    /// Returns the value it holds, if it is of this type, for a change of its encoding alone: nobody is told of
+    /// that, and it is stored with the next change.
+    pub fn recoded<T: Typed>(&mut self) -> Option<&mut T> {
+        T::of_mut(&mut self.entry.value)
     }
 
     /// Returns the value for changing it in place, creating it if the key does not exist.

@@ -16,6 +16,7 @@
 
 pub(crate) mod big;
 mod blind;
+mod copies;
 mod databases;
 mod entry_mut;
 mod lending;
@@ -95,6 +96,7 @@ pub struct Store {
     /// Keys that the command may ask for.
     pub(crate) scope: Scope,
     unit: unit::Unit,
+    copies: copies::Copies,
     own: own::OwnShards,
     attached: Arc<AttachedShards>,
     /// Filter of the keys on disk, by shard, where it is known.
@@ -154,6 +156,7 @@ impl Store {
             hint: None,
             scope: Scope::All,
             unit: unit::Unit::default(),
+            copies: copies::Copies::default(),
             own: own::OwnShards::Any,
             attached,
             presence: Vec::new(),
@@ -536,6 +539,14 @@ impl Store {
     }
 
     // ---- loading -----------------------------------------------------------------
+
+    /// Returns true if a part that was missed is in memory by now.
+    pub fn has_part(&mut self, need: &Need) -> bool {
+        let Need { db, key, part: Some(part) } = need else { return false };
+        let at = self.at(key);
+        let entry = self.get_mut(*db, at, key);
+        entry.and_then(|entry| entry.value.collection()).is_some_and(|value| value.has(part))
+    }
 
     /// Inserts an entry read from disk for a key that is not in memory.
     pub fn apply_loaded(&mut self, db: u32, mut entry: Entry) {

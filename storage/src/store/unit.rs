@@ -25,6 +25,8 @@ pub(super) struct Unit {
     source: Option<SourcePosition>,
     /// Position in the words of the round when the unit began.
     words: usize,
+    /// Hits and misses when the unit began.
+    lookups: (u64, u64),
     /// Keys that have a value of which not all is in memory, and the keys that had it when the unit
     /// began.
     renamed: HashMap<Key, Key>,
@@ -35,6 +37,10 @@ impl Unit {
     #[inline]
     pub(super) fn number(&self) -> u32 {
         if self.is_open { self.last } else { 0 }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
     }
 
     /// Returns true if a change of an entry could be rolled back, or no unit is open.
@@ -51,13 +57,16 @@ impl Store {
         let last = self.unit.last.wrapping_add(1).max(1);
         let (dirty, moved) = (self.dirty.len(), self.moved.len());
         let (source, words) = (self.source.clone(), self.words.position());
-        let renamed = HashMap::new();
-        self.unit = Unit { last, is_open: true, dirty, moved, source, words, renamed };
+        let (lookups, renamed) = (self.stats.lookups(), HashMap::new());
+        self.unit = Unit { last, is_open: true, dirty, moved, source, words, lookups, renamed };
     }
 
     /// Ends the unit: its changes belong to the open round.
     pub fn end_unit(&mut self) {
         self.unit.is_open = false;
+        if self.makes_copies() {
+            self.copies.drop_unused();
+        }
         // The key may be one of the unit's arguments, whose memory is about to be freed.
         self.hint = None;
     }
@@ -109,6 +118,7 @@ impl Store {
     /// Ends the unit and rolls back its changes. `good`: the greatest round that entries loaded
     /// again may be of.
     pub fn roll_back(&mut self, good: u64) {
+        let mut copies = self.copies.take();
         self.end_unit();
         self.load_as_of(good);
         self.moved.truncate(self.unit.moved);
@@ -116,9 +126,16 @@ impl Store {
         self.words.take_back(self.unit.words);
         let changed = self.dirty.split_off(self.unit.dirty.min(self.dirty.len()));
         for key in &changed {
-            self.revert(key.db, &key.key, good);
+            if !copies.is_empty()
+                && let Some(copy) = copies.remove(&(key.db, (&*key.key).into()))
+            {
+                self.put_back(key.db, &key.key, copy);
+            } else {
+                self.revert(key.db, &key.key, good);
+            }
         }
         self.notes.take();
+        self.stats.set_lookups(self.unit.lookups);
     }
 
     /// Returns true if a key was changed in the open round.
@@ -132,6 +149,7 @@ impl Store {
         let at = self.layout.key_hash(key);
         let Some(entry) = self.get_mut(db, at, key) else { return };
         if entry.stored.live || entry.stored.unseen {
+            self.want_copy(db, key);
             return self.forget(db, key);
         }
         let mut absent = Entry::absent(key, at.hash);

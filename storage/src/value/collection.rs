@@ -71,6 +71,11 @@ pub(crate) trait Collection {
         true
     }
 
+    /// Returns true if a part that was missed is in memory by now, so that it need not be read.
+    fn has(&self, _part: &Part) -> bool {
+        false
+    }
+
     /// Returns true if a key may hold it without elements.
     fn may_be_empty(&self) -> bool {
         false

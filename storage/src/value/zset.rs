@@ -164,6 +164,11 @@ impl Zset {
         self.skiplist
     }
 
+    /// Returns true if its members have rows of their own.
+    pub(crate) fn has_rows(&self) -> bool {
+        self.members.version() != 0
+    }
+
     /// Makes it a "skiplist" for good.
     pub fn make_skiplist(&mut self) {
         self.skiplist = true;
@@ -399,6 +404,18 @@ impl Collection for Zset {
 
     fn knows(&self, name: &[u8]) -> bool {
         self.members.knows(name)
+    }
+
+    fn has(&self, part: &Part) -> bool {
+        match part {
+            Part::Fields(names) => names.iter().all(|name| self.members.knows(name)),
+            Part::All => self.is_complete(),
+            Part::Page { range, reverse, .. } if range.from.first() == Some(&ORDER_PREFIX) => {
+                self.order.has_page(range, *reverse)
+            }
+            Part::Index { range, .. } => self.order.has_index(range),
+            Part::Page { .. } | Part::Chunks(_) => false,
+        }
     }
 
     fn version(&self) -> u64 {

@@ -25,7 +25,8 @@ fn read_item(element: &[u8], row: &[u8]) -> Result<ScoredItem> {
     Ok(item)
 }
 
-fn places(range: &ElementRange) -> Result<(OrderPlace, OrderPlace)> {
+/// Returns the places at which a range begins and ends.
+pub(super) fn places(range: &ElementRange) -> Result<(OrderPlace, OrderPlace)> {
     let to = range.to.as_ref().context("a range of the order has no end")?;
     Ok((OrderPlace::of_element(&range.from)?, OrderPlace::of_element(to)?))
 }

@@ -1,10 +1,11 @@
 //! Reads the order: ranks, counts, and items in sequence.
 
+use super::apply::places;
 use super::items::is_before;
 use super::{
     BlockItems, Order, OrderPlace, PlaceKey, SequencePiece, element_range, ordered, row_name,
 };
-use crate::need::{IndexBy, Part};
+use crate::need::{ElementRange, IndexBy, Part};
 use crate::value::members::Name;
 use crate::value::sequence::At;
 
@@ -101,6 +102,23 @@ impl Order {
         }
         let range = element_range(from.max(&block.first), to.min(end));
         Part::Index { range, by: IndexBy::Rows(INDEX_ROWS) }
+    }
+
+    /// Returns true if the block is in memory with which a page begins (see [`page`](Self::page)).
+    pub(in crate::value) fn has_page(&self, range: &ElementRange, reverse: bool) -> bool {
+        let Ok((from, to)) = places(range) else { return false };
+        let at = match reverse {
+            true => self.blocks.last_where(to.score, |block| block.first < to),
+            false => self.block_of(from.key()),
+        };
+        at.is_some_and(|at| self.blocks.get(at).items().is_some())
+    }
+
+    /// Returns true if there is nothing to count where an index begins (see [`counts`](Self::counts)).
+    pub(in crate::value) fn has_index(&self, range: &ElementRange) -> bool {
+        let Ok((from, _)) = places(range) else { return false };
+        let count = self.block_of(from.key()).and_then(|at| self.blocks.get(at).count());
+        count.is_some_and(|count| count <= PAGE)
     }
 
     /// Returns the part with the item that has `before` others before it in its block, and `behind`
