@@ -198,6 +198,7 @@ impl Session {
         self.client.set(ClientState::MULTI, false);
         self.client.queued.store(-1, Ordering::Relaxed);
         self.client.queued_bytes.store(0, Ordering::Relaxed);
+        self.client.queued_longest.store(0, Ordering::Relaxed);
         self.transaction.take()
     }
 

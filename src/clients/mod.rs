@@ -142,6 +142,8 @@ pub struct Client {
     pub argument_bytes: AtomicU64,
     /// Bytes of the commands queued in a transaction.
     pub queued_bytes: AtomicU64,
+    /// Length of the longest argument of its queued commands.
+    pub queued_longest: AtomicU64,
     /// Bytes of its watched keys, subscriptions and prefixes.
     held_bytes: AtomicU64,
     pub commands: AtomicU64,
@@ -204,6 +206,7 @@ impl Client {
             buffer_bytes: AtomicU64::new(0),
             argument_bytes: AtomicU64::new(0),
             queued_bytes: AtomicU64::new(0),
+            queued_longest: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             scripted: AtomicU64::new(0),
@@ -355,6 +358,13 @@ impl Client {
             false,
         );
         self.labels().name.clear();
+    }
+
+    /// Returns the bytes of its queued commands without their longest argument: a buffer that has grown for it has
+    /// up to twice its length.
+    pub fn queued_beside_a_value(&self) -> u64 {
+        let longest = self.queued_longest.load(Ordering::Relaxed);
+        self.queued_bytes.load(Ordering::Relaxed).saturating_sub(2 * longest)
     }
 
     /// Returns its approximate memory in bytes.

@@ -202,8 +202,9 @@ impl Clients {
 
     /// Closes the clients that take most memory, except those with CLIENT NO-EVICT ON, until all
     /// together are within the limit. A client within the limit of a single one is spared while the
-    /// others keep to theirs, and those that are closed for their memory count among the others until
-    /// their sockets are closed: else of many that take too much, one after the other would be.
+    /// others keep to theirs, unless many commands are queued; those that are closed for their memory count
+    /// among the others until their sockets are closed: else of many that take too much, one after the other
+    /// would be.
     pub fn evict(&self, limit: Limit) {
         if limit.all == 0 {
             return;
@@ -217,7 +218,9 @@ impl Clients {
         clients.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
         let left = self.left_bytes.load(Ordering::Relaxed);
         for (bytes, client) in clients {
-            let is_single = limit.single > limit.all && bytes <= limit.single;
+            let is_single = limit.single > limit.all
+                && bytes <= limit.single
+                && client.queued_beside_a_value() <= limit.all;
             if total <= limit.all || (is_single && total - bytes + left <= limit.all) {
                 break;
             }

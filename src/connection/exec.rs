@@ -42,6 +42,10 @@ impl Connection {
         let client = &self.session.client;
         client.queued.store(i32::try_from(count).unwrap_or(i32::MAX), Ordering::Relaxed);
         client.queued_bytes.store(bytes as u64, Ordering::Relaxed);
+        let longest = args.iter().map(<[u8]>::len).max().unwrap_or_default() as u64;
+        if longest > client.queued_longest.load(Ordering::Relaxed) {
+            client.queued_longest.store(longest, Ordering::Relaxed);
+        }
         out.simple("QUEUED");
         if bytes <= settings.client_query_buffer_limit.min(MAX_QUEUED) {
             return true;

@@ -74,7 +74,7 @@ pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> R
             emit(batch);
         }
     };
-    write_batches(engine, None, gather).await?;
+    engine.unless_stuck(engine.opening_limit(), write_batches(engine, None, gather)).await?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! No client slows the others down: its memory and time are bounded, and those of all together.
 
 use super::Server;
+use redis::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -552,8 +553,7 @@ fn the_slow_log_keeps_little_of_a_name() {
     for _ in 0..130 {
         let () = redis::cmd("PING").query(&mut client).expect("answered");
     }
-    let log: redis::Value =
-        redis::cmd("SLOWLOG").arg("GET").arg(1).query(&mut client).expect("log");
+    let log: Value = redis::cmd("SLOWLOG").arg("GET").arg(1).query(&mut client).expect("log");
     let shown = format!("{log:?}");
     assert!(shown.len() < 2000 && shown.contains("more bytes"), "{} bytes", shown.len());
 }
@@ -788,4 +788,32 @@ fn the_largest_clients_go_when_the_limit_is_lowered() {
         }
     }
     assert_eq!(info(&server, "stats", "evicted_clients"), 4);
+}
+
+#[test]
+fn a_queue_of_many_commands_keeps_to_the_limit_of_all_clients_and_one_of_a_long_value_need_not() {
+    // The limit is 32 MiB.
+    let server = Server::start(&["--memory-budget", "256mb"]);
+    let mut client = server.client();
+    let _: Value = redis::cmd("MULTI").query(&mut client).expect("OK");
+    let value = vec![b'x'; 1 << 20];
+    let queued = (0..200)
+        .take_while(|n| redis::cmd("SET").arg(n).arg(&value).query::<Value>(&mut client).is_ok());
+    // Buffers that grow have up to twice what is in them, and clients are looked at now and then.
+    assert!(queued.count() < 100);
+    assert_eq!(info(&server, "stats", "evicted_clients"), 1);
+    let mut client = server.client();
+    let long = vec![b'x'; 80 << 20];
+    let _: Value = redis::pipe()
+        .atomic()
+        .cmd("SET")
+        .arg("k")
+        .arg(&long)
+        .cmd("SET")
+        .arg("l")
+        .arg(&value)
+        .query(&mut client)
+        .expect("it runs");
+    assert_eq!(redis::cmd("STRLEN").arg("k").query::<usize>(&mut client).expect("it"), long.len());
+    assert_eq!(info(&server, "stats", "evicted_clients"), 1);
 }

@@ -157,6 +157,27 @@ mod tests {
         timeout(Duration::from_secs(60), writing).await.unwrap().unwrap();
     }
 
+    #[tokio::test]
+    async fn rows_that_cannot_be_stored_are_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let (home, away) = (dir.path().join("home"), dir.path().join("away"));
+        std::fs::create_dir(&home).unwrap();
+        let engine = open(&Place::local(&home).unwrap(), &upkeep()).await;
+        std::fs::rename(&home, &away).unwrap();
+        std::fs::write(&home, b"no directory").unwrap();
+        let writing = async {
+            // The first memtable that is full is flushed, and the second one waits for that.
+            for rows in (0..4 * SHORT_ROWS).map(row).collect::<Vec<_>>().chunks(2048) {
+                engine.write(rows.to_vec()).await?;
+            }
+            Ok(())
+        };
+        let limit = Duration::from_millis(300);
+        let stuck = timeout(Duration::from_secs(60), engine.unless_stuck(limit, writing)).await;
+        let error = stuck.expect("it waits").unwrap_err().to_string();
+        assert!(error.contains("takes no rows") && error.contains("Not a directory"), "{error}");
+    }
+
     #[test]
     fn engines_that_wait_for_flushes_leave_threads_for_them() {
         let mut runtime = Builder::new_multi_thread();

@@ -24,6 +24,7 @@ mod reads;
 mod scans;
 mod scheduler;
 mod settings;
+mod stuck;
 #[cfg(test)]
 mod tests;
 mod ticks;
@@ -224,7 +225,7 @@ impl Engine {
     async fn open_as(how: Arc<How>) -> Result<Self> {
         let place = &how.place;
         let store = Arc::new(Guarded::new(place.store(), place.dir().is_some()));
-        let limit = if how.upkeep.is_remote { OPENING } else { OPENING_LOCAL };
+        let limit = opening_limit(&how.upkeep);
         let writes = store.writes().clone();
         // The future is large; boxed, it needs no room in the callers' futures.
         let opening = Box::pin(how.open(store));
@@ -409,6 +410,12 @@ impl Engine {
         let closed = within(FLUSH, &opened.writes, closing).await;
         closed.with_context(|| format!("closing {}", self.how.place))
     }
+}
+
+/// Returns how long an engine may take to be opened, and writes to its store may fail while it is given rows at the
+/// start.
+fn opening_limit(upkeep: &Upkeep) -> Duration {
+    if upkeep.is_remote { OPENING } else { OPENING_LOCAL }
 }
 
 /// Returns the greatest time in an engine's metadata: files and merges that begin later must not be
