@@ -181,7 +181,7 @@ impl KeyWait {
             Ended::Cancelled(Cancel::Demoted) => Answer::failed(proto, DEMOTED),
             Ended::Cancelled(_) => {
                 let mut reply = Reply::new(proto);
-                // Whatever the command answers that may not wait.
+                // A command that may not wait has another one, if it answers with one element.
                 reply.null_array();
                 Answer { reply, outcome: Outcome::Done }
             }
