@@ -37,7 +37,9 @@ impl Engine {
             let Some((since, why)) = self.trouble() else { continue };
             if since >= limit {
                 let (place, limit) = (&self.how.place, limit.as_secs());
-                return Err(anyhow!("{place} takes no rows: for {limit} s, {why}"));
+                return Err(anyhow!(
+                    "{place} takes no rows: for {limit} s, this has failed: {why}"
+                ));
             }
             if since >= SAID && !is_said {
                 is_said = true;

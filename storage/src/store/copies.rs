@@ -29,7 +29,7 @@ pub(super) struct Copies {
 impl Copies {
     /// Makes units copy a key from now on before they change it.
     fn want(&mut self, key: Key) {
-        if self.wanted.len() >= MAX_COPIED {
+        if self.wanted.len() >= MAX_COPIED && !self.wanted.contains_key(&key) {
             self.wanted.clear();
         }
         self.wanted.insert(key, 0);
@@ -67,7 +67,7 @@ impl Entry {
 }
 
 impl Store {
-    /// Returns true if any key is copied before it is changed.
+    /// Returns true if any key is copied before a unit changes it.
     #[inline]
     pub(super) fn makes_copies(&self) -> bool {
         !self.copies.wanted.is_empty()
