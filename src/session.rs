@@ -153,6 +153,7 @@ impl Session {
             spared: self.client.is(ClientState::NO_EVICT),
             again: false,
             sees_expired: self.client.is(ClientState::IMPORT),
+            spent_us: 0,
         }
     }
 

@@ -22,6 +22,7 @@ pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc
         spared: false,
         again: false,
         sees_expired: false,
+        spent_us: 0,
         account: 0,
         client: id,
     };

@@ -6,6 +6,7 @@ use flagstone_commands::flag;
 use flagstone_storage::KeyHash;
 use flagstone_storage::need::Key;
 use flagstone_wire::resp::{Args, OwnedArgs, Proto, Reply};
+use std::time::Duration;
 
 /// State of the session on which a command depends.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +27,8 @@ pub struct Request {
     /// True if a coordinator's command, or a unit, sees expired keys as long as nothing else has
     /// removed them (DEBUG, the commands of another server's stream, and CLIENT IMPORT-SOURCE).
     pub sees_expired: bool,
+    /// Time in µs that earlier runs of the command have taken, which missed data.
+    pub spent_us: u32,
 }
 
 impl Request {
@@ -41,7 +44,19 @@ impl Request {
             spared: false,
             again: false,
             sees_expired: false,
+            spent_us: 0,
         }
+    }
+
+    /// Adds the time of a run after which the command has to run again.
+    pub fn spend(&mut self, took: Duration) {
+        let took_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        self.spent_us = self.spent_us.saturating_add(took_us);
+    }
+
+    /// Returns the time of all such runs.
+    pub fn spent(&self) -> Duration {
+        Duration::from_micros(self.spent_us.into())
     }
 
     /// Creates a buffer for its reply.

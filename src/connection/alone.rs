@@ -19,7 +19,7 @@ use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::{Admitted, Refusal};
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::time::Instant as Deadline;
 
 impl Connection {
@@ -257,6 +257,8 @@ impl Connection {
         settings: &Settings,
     ) {
         let (db, client) = (self.session.db, self.session.client.id);
-        self.worker.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
+        let spent = Duration::ZERO;
+        self.worker
+            .ran(&FinishedCommand { command, args, db, client, reply_bytes, spent }, settings);
     }
 }

@@ -32,7 +32,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::time::Instant as Deadline;
 
@@ -69,6 +69,8 @@ pub(super) struct Coordination {
     effects: Effects,
     /// True if it has changed whole databases.
     rearranged: bool,
+    /// Time of the attempts that missed something.
+    spent: Duration,
 }
 
 impl Coordination {
@@ -317,6 +319,7 @@ async fn attempt(
         | UnitStop::Unstored(_),
     ) = ran.outcome
     {
+        held.spent += began.elapsed();
         let keep = matches!(ran.outcome, Err(UnitStop::Handler(Stop::Miss(_))));
         if matches!(ran.outcome, Err(UnitStop::Undone(_))) {
             // The unit has run, although none of its changes apply.
@@ -330,7 +333,8 @@ async fn attempt(
     let mut notes = ran.store.notes.take();
     if !matches!(ran.outcome, Err(UnitStop::Handler(Stop::Block(_)))) {
         worker.log_parts(&mut ran.effects, command.request.client);
-        let run = FinishedCommand::of(command, ran.out.len());
+        let mut run = FinishedCommand::of(command, ran.out.len());
+        run.spent += held.spent;
         worker.start_watch_at(began);
         worker.ran(&run, &settings);
     }

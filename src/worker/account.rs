@@ -25,13 +25,26 @@ pub(crate) struct FinishedCommand<'a> {
     /// Id of the connection.
     pub(crate) client: u64,
     pub(crate) reply_bytes: usize,
+    /// Time that earlier runs have taken, which missed data.
+    pub(crate) spent: Duration,
 }
 
 impl<'a> FinishedCommand<'a> {
+    /// Describes a command by its request.
+    pub(crate) fn requested(
+        command: &'a Command,
+        args: Args<'a>,
+        request: Request,
+        reply_bytes: usize,
+    ) -> Self {
+        let Request { db, client, .. } = request;
+        Self { command, args, db, client, reply_bytes, spent: request.spent() }
+    }
+
     /// Describes a command that has its own copy of the arguments.
     pub(crate) fn of(command: &'a OwnedCommand, reply_bytes: usize) -> Self {
-        let Request { db, client, .. } = command.request;
-        Self { command: command.command, args: command.args(), db, client, reply_bytes }
+        let (request, args) = (command.request, command.args());
+        Self::requested(command.command, args, request, reply_bytes)
     }
 }
 
@@ -51,12 +64,17 @@ impl Worker {
         self.watch.get()
     }
 
+    /// Returns the time since the last command ended or the watch was started, and starts it again.
+    pub(crate) fn lap(&self) -> Duration {
+        let now = Instant::now();
+        now - self.watch.replace(now)
+    }
+
     /// Counts a command that has run since the last one ended or the watch was started.
     #[inline]
     pub(crate) fn ran(&self, run: &FinishedCommand<'_>, settings: &Settings) {
-        let &FinishedCommand { command, ref args, db, client, reply_bytes } = run;
-        let now = Instant::now();
-        let took = now - self.watch.replace(now);
+        let &FinishedCommand { command, ref args, db, client, reply_bytes, spent } = run;
+        let took = self.lap() + spent;
         self.stats().ran(command, took.as_nanos() as u64, settings.latency_tracking);
         LATENCY.note(command.latency_event(), took);
         if self.hot_keys.is_due() {

@@ -277,8 +277,8 @@ impl Worker {
             self.commit_soon();
         }
         if empty.is_none() {
-            let (client, reply_bytes) = (request.client, out.len().saturating_sub(mark));
-            self.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
+            let reply_bytes = out.len().saturating_sub(mark);
+            self.ran(&FinishedCommand::requested(command, args, request, reply_bytes), settings);
         }
         if empty.is_some() {
             // A blocked command changed nothing, so it must not wake waiters.

@@ -108,12 +108,12 @@ impl Worker {
     /// data is loaded. A command that needs undeclared keys goes to a coordinator.
     pub(crate) fn park(
         self: &Rc<Self>,
-        command: OwnedCommand,
+        mut command: OwnedCommand,
         blocked: Blocked,
         room: Option<Room>,
     ) -> oneshot::Receiver<Ran> {
         // The attempt to run it has taken time, which is not the next command's.
-        self.start_watch();
+        command.request.spend(self.lap());
         self.stats().parked.fetch_add(1, Ordering::Relaxed);
         let (to, rx) = oneshot::channel();
         let missed = match blocked {
@@ -215,6 +215,7 @@ impl Worker {
                 Ok(ran) => return parked.end(lock, ran),
                 Err(blocked) => *blocked,
             };
+            parked.command.request.spend(self.lap());
             let request = match blocked {
                 Blocked::Empty(block) => return parked.end(lock, Ran::blocked(block)),
                 // The command holds its locks, so no other one can be before it.

@@ -129,8 +129,7 @@ impl Worker {
             self.commit_soon();
         }
         self.log_parts(&mut effects, request.client);
-        let (db, client) = (request.db, request.client);
-        self.ran(&FinishedCommand { command, args, db, client, reply_bytes }, settings);
+        self.ran(&FinishedCommand::requested(command, args, request, reply_bytes), settings);
         self.tell_parts(&mut effects, command, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);

@@ -260,3 +260,45 @@ fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
     }
     server.stop();
 }
+
+#[test]
+fn a_start_whose_rows_find_no_room_ends_with_the_reason_and_the_next_one_has_all() {
+    const KEYS: usize = 20_000;
+    // Files of rows get larger than that, segments of the journal do not.
+    const MOST: u64 = 1 << 20;
+    let segment = MOST.to_string();
+    let mut server = Server::start(
+        &[
+            &OPTIONS[..4],
+            &[
+                "--journal-segment-size",
+                &segment,
+                "--compression",
+                "none",
+                "--memory-budget",
+                "1gb",
+            ],
+        ]
+        .concat(),
+    );
+    for first in (0..KEYS).step_by(1000) {
+        let mut pipe = redis::pipe();
+        for n in first..first + 1000 {
+            pipe.set(n, format!("{n:01000}")).ignore();
+        }
+        let () = pipe.query(&mut server.client()).expect("stored");
+    }
+    server.kill();
+    // The journal has more rows than this budget keeps in memory.
+    let small = ["--memory-budget", "32mb"];
+    let text = server.fails_with_files_of(MOST, &small, PATIENCE * 2);
+    assert!(text.contains("the start waits until rows can be written"), "{text}");
+    assert!(text.contains("takes no rows: for 30 s") && text.contains("File too large"), "{text}");
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client).expect("a number"), KEYS);
+    for n in (0..KEYS).step_by(97) {
+        assert_eq!(client.get::<_, String>(n), Ok(format!("{n:01000}")));
+    }
+    server.stop();
+}

@@ -117,11 +117,7 @@ impl Server {
 
     /// From now on its files may have so many bytes each; `None`: as many as they like.
     pub fn limit_files(&self, bytes: Option<u64>) {
-        let child = self.child.as_ref().expect("running");
-        // The server has inherited its maximum from this process.
-        let maximum = getrlimit(Resource::Fsize).maximum;
-        let limit = Rlimit { current: bytes.or(maximum), maximum };
-        prlimit(Some(Pid::from_child(child)), Resource::Fsize, limit).expect("the limit is set");
+        limit_files_of(self.child.as_ref().expect("running"), bytes);
     }
 
     /// Starts again with other options (the directory and the port stay).
@@ -167,7 +163,7 @@ impl Server {
 
     /// The same, of a start or a subcommand that must fail in time.
     pub fn fails_in_time(&self, subcommand: &[&str], within: Duration) -> String {
-        let mut command = match subcommand {
+        let command = match subcommand {
             [] => self.command(),
             words => {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
@@ -175,21 +171,35 @@ impl Server {
                 command
             }
         };
+        self.fails(command, None, within)
+    }
+
+    /// The same, of a start with these options, too, whose files may have so many bytes each.
+    pub fn fails_with_files_of(&self, bytes: u64, options: &[&str], within: Duration) -> String {
+        let mut command = self.command();
+        command.args(options);
+        self.fails(command, Some(bytes), within)
+    }
+
+    fn fails(&self, mut command: Command, files_of: Option<u64>, within: Duration) -> String {
         let errors = self.dir.path().join("errors");
         let file = File::create(&errors).expect("a file");
         let other = file.try_clone().expect("the same file");
         let mut child = command.stdout(file).stderr(other).spawn().expect("the binary starts");
+        if files_of.is_some() {
+            limit_files_of(&child, files_of);
+        }
         let deadline = Instant::now() + within;
         loop {
             if let Some(status) = child.try_wait().expect("its status") {
                 let text = std::fs::read_to_string(&errors).expect("what it says");
-                assert!(!status.success(), "{subcommand:?} succeeds: {text}");
+                assert!(!status.success(), "{command:?} succeeds: {text}");
                 return text;
             }
             if Instant::now() > deadline {
                 let _ = child.kill();
                 let _ = child.wait();
-                panic!("{subcommand:?} does not end");
+                panic!("{command:?} does not end");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -261,6 +271,14 @@ impl Server {
         let kib = peak.and_then(|text| text.trim().strip_suffix(" kB")).expect("its peak");
         kib.trim().parse::<u64>().expect("a number") << 10
     }
+}
+
+/// Sets how many bytes each file of a process may have; `None`: as many as it likes.
+fn limit_files_of(child: &Child, bytes: Option<u64>) {
+    // The server has inherited its maximum from this process.
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    let limit = Rlimit { current: bytes.or(maximum), maximum };
+    prlimit(Some(Pid::from_child(child)), Resource::Fsize, limit).expect("the limit is set");
 }
 
 impl Drop for Server {

@@ -137,7 +137,10 @@ impl StartReplay {
     /// them.
     async fn flush_given(&mut self) -> Result<()> {
         let given = std::mem::take(&mut self.given);
-        try_join_all(given.values().map(Engine::flush)).await?;
+        let flushing = given
+            .values()
+            .map(|engine| engine.unless_stuck(engine.opening_limit(), engine.flush()));
+        try_join_all(flushing).await?;
         Ok(())
     }
 
