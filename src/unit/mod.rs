@@ -41,12 +41,30 @@ pub const MAX_ATTEMPTS: usize = 10_000;
 /// Error of a command that has missed data so often.
 pub const NEEDS_TOO_MUCH: &str = "ERR the command needs more of its keys than can be loaded";
 
+/// Error of a unit whose values take too much memory.
+const TAKES_TOO_MUCH: &str =
+    "ERR the values of the transaction or script take more memory than memory-budget";
+
+/// Minimum number of parts after which all values that a unit has changed are counted anew.
+const COUNTED_ANEW: usize = 16;
+
 /// Thread of a unit.
 enum Place {
     /// A worker's thread: the unit never waits.
     Here,
     /// A thread of its own; its coordinator answers its requests.
     Detached(mpsc::Sender<Question>),
+}
+
+/// Memory that a detached unit takes.
+#[derive(Clone, Copy, Default)]
+struct Growth {
+    /// That of the store before its first part.
+    before: Option<usize>,
+    /// Number of changed entries that are counted.
+    counted: usize,
+    /// Number of parts until all of them are counted anew.
+    parts: usize,
 }
 
 /// Context of a command that runs others.
@@ -65,6 +83,7 @@ pub struct Unit<'a> {
     pub part_ns: Cell<u64>,
     /// Moment at which the last part ended; of the first one, at which the unit began.
     part_ended: Cell<Instant>,
+    growth: Cell<Growth>,
     place: Place,
     effects: RefCell<Effects>,
 }
@@ -97,6 +116,7 @@ impl<'a> Unit<'a> {
             began,
             part_ns: Cell::new(0),
             part_ended: Cell::new(began),
+            growth: Cell::default(),
             place,
             effects: RefCell::default(),
         }
@@ -292,6 +312,27 @@ impl Unit<'_> {
         ended
     }
 
+    /// Fails if the values that it has loaded and made take more memory than all data may: none of
+    /// them can leave memory before its end. In place, it has no time for so many.
+    fn check_memory(&self, store: &mut Store) -> UnitOutcome {
+        // The units of a primary's stream, and of a data set that is loaded, are known to fit somewhere.
+        if !self.is_detached() || self.request.client == 0 {
+            return Ok(());
+        }
+        let Growth { before, counted, parts } = self.growth.get();
+        let before = before.unwrap_or(store.memory());
+        let (first, parts) = match parts.checked_sub(1) {
+            Some(left) => (counted, left),
+            None => (0, counted.max(COUNTED_ANEW)),
+        };
+        let counted = store.recount_changed(first);
+        self.growth.set(Growth { before: Some(before), counted, parts });
+        if store.memory().saturating_sub(before) as u64 > self.settings.memory_budget {
+            return Err(UnitStop::Undone(TAKES_TOO_MUCH.into()));
+        }
+        Ok(())
+    }
+
     /// Runs a handler until it has all data that it needs.
     fn run_to_end(
         &self,
@@ -302,6 +343,7 @@ impl Unit<'_> {
         let (mark, noted) = (cx.out.len(), cx.store.notes.len());
         let lookups = cx.store.stats.lookups();
         for _ in 0..MAX_ATTEMPTS {
+            self.check_memory(cx.store)?;
             match handler(cx, args) {
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     cx.out.truncate(mark);

@@ -112,3 +112,41 @@ fn a_client_that_never_reads_does_not_disturb_others() {
     let grown = server.rss().saturating_sub(before);
     assert!(grown < 96 << 20, "the memory grew by {grown} bytes");
 }
+
+#[test]
+fn a_unit_takes_no_more_memory_than_all_data_may() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--memory-budget", "32mb"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        // So many values of 100,000 bytes.
+        let make = "local value = string.rep('x', 100000)
+            for n = 1, ARGV[1] do redis.call('SET', ARGV[2] .. n, value) end
+            return redis.call('DBSIZE')";
+        let read = "for n = 1, ARGV[1] do redis.call('GET', ARGV[2] .. n) end return 'read'";
+        let run = |client: &mut redis::Connection, script: &str, count: u32, name: &str| {
+            let mut eval = redis::cmd("EVAL");
+            eval.arg(script).arg(0).arg(count).arg(name);
+            eval.query::<String>(client).map_err(|error| error.to_string())
+        };
+        let refused = run(&mut client, make, 4000, "k").expect_err("400 MB");
+        assert!(refused.contains("take more memory than memory-budget"), "{refused}");
+        assert_eq!(redis::cmd("DBSIZE").query::<u32>(&mut client).expect("a number"), 0);
+        for n in 1..=3 {
+            let (name, keys) = (format!("k{n}-"), (n * 120).to_string());
+            assert_eq!(run(&mut client, make, 120, &name), Ok(keys), "{workers} workers");
+            assert_eq!(run(&mut client, read, 120, &name).as_deref(), Ok("read"));
+        }
+        let mut read_all = redis::cmd("EVAL");
+        read_all
+            .arg("for n = 1, 360 do redis.call('GET', 'k' .. math.ceil(n / 120) .. '-' .. n % 120 + 1) end")
+            .arg(0);
+        let refused = read_all.query::<()>(&mut client).expect_err("36 MB").to_string();
+        assert!(refused.contains("take more memory than memory-budget"), "{refused}");
+        // The limit is on what is in memory at a time, not on what is done.
+        let again = "for n = 1, ARGV[1] do redis.call('SET', ARGV[2], string.rep('x', 100000)) end return 'made'";
+        assert_eq!(run(&mut client, again, 800, "one").as_deref(), Ok("made"));
+        let peak = server.peak_rss() >> 20;
+        assert!(peak < 250, "{workers} workers: {peak} MiB");
+    }
+}

@@ -46,6 +46,15 @@ impl Store {
         }
     }
 
+    /// Counts the memory of the entries anew that the open round has changed, from the `first` on,
+    /// and returns the number of all that it has changed.
+    pub fn recount_changed(&mut self, first: usize) -> usize {
+        let changed = std::mem::take(&mut self.dirty);
+        changed.iter().skip(first).for_each(|key| self.recount_key(key));
+        self.dirty = changed;
+        self.dirty.len()
+    }
+
     /// Applies a new memory count of a key's entry.
     pub(crate) fn counted(&mut self, key: &DirtyKey, change: Counted) {
         self.memory = (self.memory + change.after).saturating_sub(change.before);
