@@ -11,11 +11,9 @@ use crate::worker::Watches;
 use flagstone_commands::{CommandFlags, flag};
 use flagstone_storage::KeyHash;
 use flagstone_storage::encoding::SourcePosition;
-use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, OwnedArgs};
-use std::collections::BTreeSet;
 
 /// Number of EXEC's arguments before the first watched key: its name, the origin, and their number.
 const HEAD: usize = 3;
@@ -341,13 +339,6 @@ pub fn logins(args: Args<'_>) -> impl Iterator<Item = (u32, u64)> {
         let (at, account) = login.split_first_chunk()?;
         Some((u32::from_be_bytes(*at), u64::from_be_bytes(*account.first_chunk()?)))
     })
-}
-
-/// Returns the keys of the commands that only read.
-pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
-    let reading = queued(args).filter(|queued| queued.command.spec.has(flag!(READONLY)));
-    let keys = reading.flat_map(|queued| queued.command.keys(queued.args, queued.db));
-    keys.map(|(db, key)| (db, key.into())).collect()
 }
 
 /// Returns the keys of all commands, and the watched keys.

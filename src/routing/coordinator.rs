@@ -17,7 +17,6 @@ use crate::cluster::{ExpectedPart, PATIENCE};
 use crate::command::{Answer, Outcome, OwnedCommand, Patience, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
-use crate::transaction;
 use crate::unit::{self, Effects, MAX_ATTEMPTS, NEEDS_TOO_MUCH, Unit, UnitOutcome, UnitStop, said};
 use crate::worker::{
     Coordinated, CoordinatorRequest, FinishedCommand, LockKey, News, Ran, Shown, Worker, changer,
@@ -67,6 +66,9 @@ pub(super) struct Coordination {
     pub(super) shown: Shown,
     /// Effects of the command beside changes of keys, if it is a unit.
     effects: Effects,
+    /// The connection that has sent the command, and keys that it has read by a unit and tracks.
+    pub(super) reader: u64,
+    pub(super) reads: Vec<Box<[u8]>>,
     /// True if it has changed whole databases.
     rearranged: bool,
     /// Time of the attempts that missed something.
@@ -78,17 +80,15 @@ impl Coordination {
     pub(super) fn of(command: &OwnedCommand) -> Self {
         let OwnedCommand { command, request, .. } = command;
         let (client, patience) = (changer(command, request.client), Patience::of(command, request));
-        Self { client, patience, ..Self::default() }
+        Self { client, patience, reader: request.client, ..Self::default() }
     }
 }
 
 /// Keys and holds that a command needs.
 #[derive(Default)]
 pub(super) struct Requirements {
-    /// The client that tracks the keys which the command reads.
+    /// The client that tracks the keys, all of which the command reads.
     pub(super) reader: Option<u64>,
-    /// Keys that it reads, if it does not read all.
-    pub(super) read: Option<BTreeSet<LockKey>>,
     pub(super) keys: BTreeSet<LockKey>,
     /// Parts of the keys' values.
     pub(super) parts: Vec<Need>,
@@ -228,11 +228,10 @@ async fn run(
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
-    let reader = (track && (spec.runs_others() || spec.has(flag!(READONLY)))).then_some(client);
+    // A unit knows at its end which keys it has read.
+    let reader = (track && spec.has(flag!(READONLY)) && !spec.runs_others()).then_some(client);
     let CoordinatorRequest { missed, detached, exclusive } = request;
-    let read = spec.has(flag!(EXEC)).then(|| transaction::read_keys(command.args()));
-    let mut wanted =
-        Requirements { reader, read, keys, detached, exclusive, ..Requirements::default() };
+    let mut wanted = Requirements { reader, keys, detached, exclusive, ..Requirements::default() };
     wanted.add(missed);
     let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
@@ -338,6 +337,7 @@ async fn attempt(
         worker.start_watch_at(began);
         worker.ran(&run, &settings);
     }
+    held.reads = ran.effects.read.drain(..).map(|(key, _)| key).collect();
     commit_and_apply(worker, wanted, held, ran.store).await?;
     // Changes that could not be stored are not announced.
     held.notes.append(&mut notes);

@@ -27,11 +27,6 @@ fn by_worker(node: &Node, wanted: &Requirements, held: &Coordination) -> BTreeMa
         acquire.under = held.holds.get(&target).copied();
         acquire.patience = held.patience;
         acquire.reader = wanted.reader;
-        if wanted.reader.is_some()
-            && wanted.read.as_ref().is_none_or(|read| read.contains(&(*db, key.clone())))
-        {
-            acquire.reads.push(key.clone());
-        }
     }
     for need in &wanted.parts {
         out.entry(node.owner(&need.key)).or_default().needs.push(need.clone());
@@ -171,6 +166,12 @@ pub(super) async fn hand_back(
         for apply in applies.values_mut() {
             apply.record = record.cloned();
             apply.generations = generations.to_vec();
+        }
+        for key in std::mem::take(&mut held.reads) {
+            if let Some(apply) = applies.get_mut(&worker.node.owner(&key)) {
+                apply.reader = held.reader;
+                apply.reads.push(key);
+            }
         }
     }
     for (db, entry) in entries {

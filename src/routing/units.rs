@@ -129,7 +129,7 @@ async fn lend_more(
     }
     applies.retain(|_, apply| !apply.entries.is_empty());
     worker.give_back(applies).await;
-    let mut more = Requirements { reader: wanted.reader, ..Requirements::default() };
+    let mut more = Requirements::default();
     more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
     let lent = borrow(worker, &more, held, space, |db| dbs.here(db)).await;

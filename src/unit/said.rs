@@ -27,6 +27,9 @@ pub(crate) fn run<'a>(
     {
         say(cx, command, args);
     }
+    if is_heard && outcome.is_ok() {
+        cx.store.words.end_command();
+    }
     outcome
 }
 

@@ -9,8 +9,8 @@ use crate::command::{
 use crate::node::limits;
 use crate::unit::said;
 use flagstone_commands::{Block, Ctx, Stop, flag};
-use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
+use flagstone_storage::{Scope, Store};
 use flagstone_wire::resp::reply::LOST;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
@@ -281,8 +281,7 @@ impl Worker {
             self.ran(&FinishedCommand::requested(command, args, request, reply_bytes), settings);
         }
         if empty.is_some() {
-            // A blocked command changed nothing, so it must not wake waiters.
-            partition.store.notes.drop_changes();
+            note_blocked(&mut partition.store, again.then_some(before));
         }
         if request.client == 0 {
             // The server's own command is no reader that has missed a key.
@@ -363,6 +362,15 @@ impl Worker {
             None => Ok(self.settle_reply(command, ran).await),
             Some(block) => Err(block),
         }
+    }
+}
+
+/// Notes that a command is blocked: it has changed nothing, so it must not wake waiters. `before`: the lookups
+/// before it, if it was blocked already, and looked its keys up then.
+fn note_blocked(store: &mut Store, before: Option<(u64, u64)>) {
+    store.notes.drop_changes();
+    if let Some(before) = before {
+        store.stats.set_lookups(before);
     }
 }
 

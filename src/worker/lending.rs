@@ -38,9 +38,8 @@ pub struct Acquire {
     pub under: Option<u64>,
     /// Limit of the wait for the locks.
     pub patience: Patience,
-    /// The tracking client that reads keys, and these keys.
+    /// The tracking client that reads the keys.
     pub reader: Option<u64>,
-    pub reads: Vec<Box<[u8]>>,
 }
 
 /// Entries that a worker lends: until they are applied or returned, nothing else accesses their
@@ -91,6 +90,9 @@ pub struct Apply {
     pub record: Option<(Lsn, Arc<Vec<u8>>)>,
     /// New generations of the databases; empty if they stay.
     pub generations: Vec<u32>,
+    /// The connection that has read keys which it tracks, and these keys.
+    pub reader: u64,
+    pub reads: Vec<Box<[u8]>>,
 }
 
 /// Holds of coordinators at one worker.
@@ -247,7 +249,7 @@ impl Worker {
         drop(partition);
         if let Some(client) = acquire.reader {
             let told = self.announced.count.get();
-            self.remember(acquire.reads.iter().map(|key| &**key), client, told);
+            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client, told);
         }
         let table = self.waiters.table.borrow();
         let awaited = match table.is_empty() {
@@ -311,6 +313,7 @@ impl Worker {
             self.commit_soon();
         }
         self.touch_all_waiters(&dbs);
+        self.remember_reads_of_coordinator(&apply.reads, apply.reader, !notes.is_empty());
         let changed = notes.iter().filter(|note| note.what.is_change());
         let keys = changed.map(|note| (note.db, note.key[..].into())).collect();
         if !notes.is_empty() {

@@ -1,22 +1,19 @@
-//! Background jobs of a worker's shards: hand-overs, flushes, sweeps of dead rows, and active
-//! expiry.
+//! Background jobs of a worker's shards: hand-overs, flushes, and sweeps of dead rows.
 //!
 //! A shard hands its pending rows over when they are old, when they take their share of the memory,
 //! when the journal has grown long, or when a checkpoint wants them. A failed hand-over is retried.
 //! After a while the engine is made to flush, so that the journal can drop its segments. A shard
 //! has at most one such job at a time.
 
+use super::Worker;
 use super::stall::EngineWatch;
-use super::{LockKey, Worker};
 use crate::node::REPLAYED_OPS_PER_S;
 use flagstone_storage::engine::{Engine, HandOverPace};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::materialise::{hand_over, sweep};
 use flagstone_storage::partition::{Partition, Stay};
-use flagstone_storage::scan::{DueCursor, DueExpiry};
 use flagstone_storage::shard::{Cut, Shard};
-use flagstone_storage::store::{Need, Part};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -48,12 +45,6 @@ const FLUSH_AGE: Duration = Duration::from_secs(30);
 
 /// Interval at which dead rows are looked for.
 const SWEEP_PERIOD: Duration = Duration::from_secs(5);
-
-/// Interval at which expired keys are looked for, as in Redis.
-const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
-
-/// Maximum number of expired keys that are deleted at once.
-const EXPIRE_BATCH: usize = 1000;
 
 /// State of the background jobs of one shard; one runs at a time.
 #[derive(Default)]
@@ -444,130 +435,5 @@ impl Worker {
         } else if moves || since.load(Ordering::Relaxed) == 0 {
             since.store(self.node.clock.now_ms(), Ordering::Relaxed);
         }
-    }
-
-    // ---- expiry ------------------------------------------------------------------------------
-
-    /// Deletes expired keys and fields, until the worker ends.
-    pub(crate) async fn run_expiry(self: Rc<Self>) {
-        loop {
-            tokio::time::sleep(EXPIRE_PERIOD).await;
-            if self.is_stopping() {
-                return;
-            }
-            let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
-            for id in ids {
-                if self.may_expire() {
-                    self.expire_shard(id).await;
-                }
-            }
-        }
-    }
-
-    /// Returns true if expired keys may be deleted now. They stay while clients are paused, so that
-    /// the data does not change, on a replica, whose primary deletes them, and while replicas do not
-    /// confirm what is written (`repl-ack`), and in the import mode.
-    fn may_expire(&self) -> bool {
-        self.node.active_expire.load(Ordering::Relaxed)
-            && self.node.pauses.now().is_none()
-            && !self.node.health.replica.is_following()
-            && !self.node.health.is_unconfirmed()
-            && !self.node.imports.load(Ordering::Relaxed)
-    }
-
-    /// Runs one pass over a shard's expiry index, deleting all that is due.
-    async fn expire_shard(self: &Rc<Self>, id: u16) {
-        self.split_ended(id).await;
-        let now_ms = self.node.clock.now_ms();
-        let from_ms = self.partition.borrow_mut().begin_due(id, now_ms);
-        if !self.expire_from(id, from_ms, now_ms).await {
-            self.partition.borrow_mut().abort_due(id, from_ms);
-        }
-    }
-
-    /// Deletes the keys that are due from `from_ms` on. Returns false if something may be left.
-    async fn expire_from(self: &Rc<Self>, id: u16, from_ms: u64, now_ms: u64) -> bool {
-        let mut from = DueCursor::at(from_ms);
-        loop {
-            let plan = self.partition.borrow().plan_due(id, &from, now_ms, EXPIRE_BATCH);
-            let Some(plan) = plan else { return true };
-            let (due, rest) = match self.node.background.spawn(plan.run()).await {
-                Ok(Ok(found)) => found,
-                Ok(Err(_)) if self.passes.splitting.get() == Some(id) => return false,
-                Ok(Err(error)) => {
-                    self.tell_unreadable(&format!("the expiry index of shard {id}"), &error);
-                    return false;
-                }
-                Err(_) => return false,
-            };
-            if !self.expire(due).await {
-                return false;
-            }
-            match rest {
-                Some(rest) if self.may_expire() && !self.is_stopping() => from = rest,
-                rest => return rest.is_none(),
-            }
-        }
-    }
-
-    /// Deletes expired keys and fields, under the locks of the keys. Returns false if they could
-    /// not be read, or the deletion could not be stored.
-    async fn expire(self: &Rc<Self>, due: Vec<DueExpiry>) -> bool {
-        let due: Vec<(u32, DueExpiry)> = {
-            let partition = self.partition.borrow();
-            due.into_iter()
-                .filter_map(|due| Some((partition.store.db_of_row(due.generation, &due.key)?, due)))
-                .collect()
-        };
-        if due.is_empty() {
-            return true;
-        }
-        let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
-        let (_lock, granted) = self.lock(&keys);
-        if granted.await.is_err() || self.load_due(&due).await.is_err() {
-            return false;
-        }
-        if !self.may_expire() {
-            return false;
-        }
-        let (now_ms, begun) = (self.node.clock.now_ms(), Instant::now());
-        let mut partition = self.partition.borrow_mut();
-        let store = &mut partition.store;
-        store.begin(now_ms, false);
-        store.notes.want(self.node.interest(&self.settings()));
-        for (db, due) in &due {
-            // Looking an expired key up deletes it.
-            let live = store.peek(*db, &due.key).is_ok_and(|entry| entry.is_some());
-            if live && due.fields {
-                store.expire_fields(*db, &due.key);
-            }
-        }
-        store.see_open_round();
-        self.take_notes(partition, 0);
-        // Closes the round with these deletions, so that the index is read afresh.
-        let stored = self.commit();
-        LATENCY.note(LatencyEvent::ExpireCycle, begun.elapsed());
-        stored
-    }
-
-    async fn load_due(self: &Rc<Self>, due: &[(u32, DueExpiry)]) -> Result<(), String> {
-        let need = |db: u32, key: &[u8], part| Need { db, key: key.into(), part };
-        let cold: Vec<Need> = {
-            let mut partition = self.partition.borrow_mut();
-            let cold = due.iter().filter(|(db, due)| !partition.store.is_hot(*db, &due.key));
-            cold.map(|(db, due)| need(*db, &due.key, None)).collect()
-        };
-        if !cold.is_empty() {
-            self.load(cold).await?;
-        }
-        let partial: Vec<Need> = {
-            let mut partition = self.partition.borrow_mut();
-            let fields = due.iter().filter(|(_, due)| due.fields);
-            fields
-                .filter(|(db, due)| partition.store.is_partial_value(*db, &due.key))
-                .map(|(db, due)| need(*db, &due.key, Some(Part::All)))
-                .collect()
-        };
-        if partial.is_empty() { Ok(()) } else { self.load(partial).await }
     }
 }

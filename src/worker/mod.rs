@@ -19,6 +19,7 @@ mod departures;
 mod event_loop;
 mod eviction;
 mod execute;
+mod expiry;
 mod hop;
 mod hot_keys;
 mod lending;
@@ -105,6 +106,7 @@ pub struct Worker {
     pub(crate) hop: hop::Hop,
     pub(crate) buffers: Buffers,
     passes: materialise::Passes,
+    expiry: expiry::ActiveExpiry,
     upkeep: Upkeep,
     loader: load::ColdLoader,
     evictor: eviction::Evictor,
@@ -218,6 +220,7 @@ impl Worker {
             hop,
             buffers: Buffers::default(),
             passes: materialise::Passes::default(),
+            expiry: expiry::ActiveExpiry::default(),
             upkeep: Upkeep::default(),
             loader: load::ColdLoader::default(),
             evictor: eviction::Evictor::default(),

@@ -46,6 +46,25 @@ impl Worker {
         }
     }
 
+    /// Records the keys of this worker that a unit has read at a coordinator. `has_news`: its changes are the next
+    /// news.
+    pub(super) fn remember_reads_of_coordinator(
+        &self,
+        read: &[Box<[u8]>],
+        client: u64,
+        has_news: bool,
+    ) {
+        if read.is_empty() {
+            return;
+        }
+        let wants_no_own =
+            self.node.clients.get(client).is_some_and(|client| client.is(ClientState::NOLOOP));
+        // It may have read a key before it changed it. A client that hears of its own changes is told, even if it
+        // has read the key again since; the others hear of the next change.
+        let told = self.announced.count.get() + u64::from(has_news && wants_no_own);
+        self.remember(read.iter().map(|key| &**key), client, told);
+    }
+
     /// Records that a client has read these keys of this worker, after `told` news.
     pub(crate) fn remember<'a>(
         &self,

@@ -11,8 +11,16 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time without progress after which an engine that has work to do is stalled.
+/// Time without progress after which an engine that has work to do is stalled, if the machine has a
+/// CPU for it.
 const SILENT: Duration = Duration::from_secs(5);
+
+/// Maximum time that counts between two looks at an engine: a worker that did not look was busy
+/// itself.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+
+/// Minimum part of the time that counts while the machine has no CPU for the engine.
+const LEAST_COUNTED: f64 = 0.1;
 
 /// Time of refused writes after which an engine is stalled.
 const FAILING: Duration = Duration::from_secs(1);
@@ -46,9 +54,7 @@ impl RecentErrors {
 /// Observed state of a shard's engine.
 #[derive(Default)]
 pub(super) struct EngineWatch {
-    /// The engine's progress at the last check, and the time since which it is unchanged.
-    progress: u64,
-    since: Option<Instant>,
+    silence: Silence,
     stall: Option<Stall>,
     /// Error of the last hand-over, flush or opening.
     pub(super) error: Option<String>,
@@ -57,14 +63,46 @@ pub(super) struct EngineWatch {
     pause: Duration,
 }
 
-impl EngineWatch {
-    /// Returns why the engine is stalled now, if it is. `waits`: it has work to do.
-    fn look(&mut self, now: Instant, engine: &Engine, waits: bool) -> Option<String> {
-        let progress = engine.progress();
-        if !waits || self.since.is_none() || progress != self.progress {
-            self.progress = progress;
-            self.since = Some(now);
+/// How long an engine has made no progress although it has work to do.
+#[derive(Debug, Default)]
+struct Silence {
+    /// Its progress at the last look.
+    progress: u64,
+    looked_at: Option<Instant>,
+    /// Time without progress; less while workers wait for a CPU, as the engine then does, too.
+    time: Duration,
+}
+
+impl Silence {
+    /// Returns the time without progress. `progress`: that of an engine with work to do; `cpu_wait`:
+    /// the part of the time that workers wait for a CPU.
+    fn look(&mut self, now: Instant, progress: Option<u64>, cpu_wait: f64) -> Duration {
+        let before = self.looked_at.replace(now).unwrap_or(now);
+        match progress {
+            Some(progress) if progress == self.progress => {
+                let passed = now.saturating_duration_since(before).min(BETWEEN_LOOKS);
+                self.time += passed.mul_f64((1.0 - cpu_wait).max(LEAST_COUNTED));
+            }
+            progress => {
+                self.progress = progress.unwrap_or_default();
+                self.time = Duration::ZERO;
+            }
         }
+        self.time
+    }
+}
+
+impl EngineWatch {
+    /// Returns why the engine is stalled now, if it is. `waits`: it has work to do. `cpu_wait`: the
+    /// part of the time that workers wait for a CPU.
+    fn look(
+        &mut self,
+        now: Instant,
+        engine: &Engine,
+        waits: bool,
+        cpu_wait: f64,
+    ) -> Option<String> {
+        let silence = self.silence.look(now, waits.then(|| engine.progress()), cpu_wait);
         let error = || self.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
         match engine.closed() {
             Some(Closed::Fenced) => {
@@ -81,8 +119,7 @@ impl EngineWatch {
         if let Some((_, why)) = engine.trouble().filter(|(time, _)| *time >= FAILING) {
             return Some(why);
         }
-        let silent = self.since.is_some_and(|since| now.duration_since(since) >= SILENT);
-        silent.then(|| format!("its engine takes no rows{}", error()))
+        (silence >= SILENT).then(|| format!("its engine takes no rows{}", error()))
     }
 
     /// Returns true if the engine was stalled at the last check.
@@ -110,14 +147,14 @@ impl Worker {
         let now = Instant::now();
         let partition = self.partition.borrow();
         let mut jobs = self.passes.jobs.borrow_mut();
-        let durable = self.node.journal.durable();
+        let (durable, cpu_wait) = (self.node.journal.durable(), self.node.cpu_wait());
         for stay in self.tended() {
             let (id, shard) = (stay.shard, &partition.shards[&stay.shard]);
             let job = jobs.entry(stay).or_default();
             // A hand-over waits for the journal first.
             let hands = job.handing.is_some_and(|lsn| lsn <= durable);
             let waits = hands || job.flushing;
-            let why = job.watched.look(now, shard.engine(), waits);
+            let why = job.watched.look(now, shard.engine(), waits, cpu_wait);
             let stall = match shard.broken() {
                 Some(lsn) => Some(Stall {
                     why: format!("the record {lsn} of the journal cannot be understood"),
@@ -214,6 +251,25 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_is_silent_only_while_it_could_run() {
+        let (begun, step) = (Instant::now(), Duration::from_millis(50));
+        let silent_after = |cpu_wait: f64, progress: &dyn Fn(u32) -> Option<u64>| {
+            let mut silence = Silence::default();
+            (0..4000).find(|n| silence.look(begun + step * *n, progress(*n), cpu_wait) >= SILENT)
+        };
+        assert!(silent_after(0.0, &|_| Some(7)).is_some_and(|n| (100..=102).contains(&n)));
+        assert!(silent_after(0.5, &|_| Some(7)).is_some_and(|n| (200..=202).contains(&n)));
+        assert!(silent_after(1.0, &|_| Some(7)).is_some_and(|n| (1000..=1010).contains(&n)));
+        assert_eq!(silent_after(0.0, &|n| Some(u64::from(n / 50))), None, "it goes on");
+        assert_eq!(silent_after(0.0, &|n| (n % 60 != 0).then_some(7)), None, "it has pauses");
+        // The worker itself was busy for a minute.
+        let mut silence = Silence::default();
+        silence.look(begun, Some(7), 0.0);
+        silence.look(begun + step, Some(7), 0.0);
+        assert!(silence.look(begun + Duration::from_secs(60), Some(7), 0.0) < SILENT);
+    }
 
     #[test]
     fn a_full_disk_is_told_without_the_name_of_a_file() {

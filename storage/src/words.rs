@@ -96,6 +96,8 @@ pub struct RoundWords {
     changes: u64,
     /// True if the running command has said what it did.
     told: bool,
+    /// Database, name and expiry of a key that replicas lose for a moment of the running command.
+    lost: Option<(u32, Box<[u8]>, u64)>,
     plain: Option<Arc<PlainRemovals>>,
 }
 
@@ -146,7 +148,22 @@ impl RoundWords {
     /// Begins a command, of a group or alone; `changes` counts those of the store so far.
     #[inline]
     pub fn begin_command(&mut self, changes: u64) {
-        (self.changes, self.told) = (changes, false);
+        (self.changes, self.told, self.lost) = (changes, false, None);
+    }
+
+    /// Notes that replicas delete a key by what the running command has said, although its own words
+    /// make it again: they do not have its expiry then.
+    pub(crate) fn loses(&mut self, db: u32, key: &[u8], expire_at_ms: u64) {
+        self.lost = Some((db, key.into(), expire_at_ms));
+    }
+
+    /// Ends a command whose words are said: replicas get the expiry of the key that they have lost.
+    #[inline]
+    pub fn end_command(&mut self) {
+        if let Some((db, key, expire_at_ms)) = self.lost.take() {
+            let at_ms = expire_at_ms.to_string();
+            self.command(db, [&b"PEXPIREAT"[..], &key, at_ms.as_bytes()].into_iter());
+        }
     }
 
     /// Returns true if the running command has made changes that nobody has said yet.

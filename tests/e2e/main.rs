@@ -21,6 +21,7 @@ mod durability;
 mod events;
 mod eviction;
 mod failover;
+mod field_expiry;
 mod followers;
 mod full_disk;
 mod functions;

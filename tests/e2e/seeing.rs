@@ -509,3 +509,35 @@ fn runs_that_missed_data_count_in_the_time_of_a_command() {
         assert!(times[0] > once * 3 / 2, "{workers} workers: {times:?}");
     }
 }
+
+#[test]
+fn commands_on_streams_count_their_lookups_as_in_the_reference() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        let mut expected = 0;
+        for (line, hits) in [
+            ("XADD x 1-1 a b", 0),
+            ("XADD y 1-1 a b", 0),
+            ("XGROUP CREATE x g 0", 0),
+            ("XGROUP CREATE y g 0", 0),
+            ("XGROUP CREATECONSUMER x g c", 0),
+            ("XREADGROUP GROUP g c STREAMS x >", 2),
+            ("XREADGROUP GROUP g c STREAMS x y > >", 4),
+            ("XREAD BLOCK 5 STREAMS x $", 2),
+            ("XREADGROUP GROUP g c BLOCK 5 STREAMS x >", 2),
+            ("XACK x g 1-1", 1),
+            ("XGROUP DELCONSUMER x g c", 0),
+            ("XLEN x", 1),
+        ] {
+            ask(&mut client, line);
+            expected += hits;
+            let (began, mut found) = (Instant::now(), 0);
+            while found != expected {
+                assert!(began.elapsed() < Duration::from_secs(10), "{workers}: {line}: {found}");
+                std::thread::sleep(Duration::from_millis(20));
+                found = field(&mut client, "stats", "keyspace_hits").parse().expect("a number");
+            }
+        }
+    }
+}

@@ -322,3 +322,39 @@ fn a_client_is_told_of_keys_that_its_own_unit_has_read_and_then_changed() {
         assert_eq!(run(&[]), ["k"], "{workers} workers");
     }
 }
+
+#[test]
+fn reads_of_units_at_a_coordinator_are_remembered() {
+    const READ: &str = "return(redis.call('MGET','a','b'))";
+    const DECLARED: &str = "return(redis.call('MGET',KEYS[1],KEYS[2]))";
+    const BOTH: &str =
+        "redis.call('MSET',KEYS[1],5,KEYS[2],5)return(redis.call('MGET',KEYS[1],KEYS[2]))";
+    // Two workers, and one that has the keys not in memory.
+    for workers in ["2", "1"] {
+        let mut server = Server::start(&["--workers", workers, "--shards", "2"]);
+        let () = server.client().mset(&[("a", 1), ("b", 1)]).expect("stored");
+        for (options, unit) in [
+            (&[][..], &["MULTI", &format!("EVAL_RO {READ} 0"), "EXEC"][..]),
+            (&[], &["MULTI", &format!("EVAL {DECLARED} 2 a b"), "EXEC"]),
+            (&[], &[&format!("EVAL_RO {READ} 1 a")]),
+            (&["NOLOOP"], &["MULTI", "MSET a 5 b 5", "MGET a b", "EXEC"]),
+            (&["NOLOOP"], &[&format!("EVAL {BOTH} 2 a b")]),
+            (&["NOLOOP"], &["MULTI", "RENAME a b", "SET a 4", "MGET a b", "EXEC"]),
+        ] {
+            if workers == "1" {
+                server.stop();
+                server.restart();
+            }
+            let (mut keeper, mut other) = (Keeper::new(&server, options), server.client());
+            for line in unit {
+                let words: Vec<&str> = line.split(' ').collect();
+                let _: Value =
+                    redis::cmd(words[0]).arg(&words[1..]).query(&mut keeper.client).expect("done");
+            }
+            keeper.wait_told_of_all(&mut other);
+            let () = other.mset(&[("a", 9), ("b", 9)]).expect("stored");
+            let told = keeper.wait_told_of_all(&mut other);
+            assert_eq!(told, ["a", "b"], "{workers} workers, {options:?}, {unit:?}");
+        }
+    }
+}

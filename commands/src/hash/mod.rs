@@ -61,7 +61,7 @@ fn entry_with_fields<'a, 'n>(
     }
     if !expired.is_empty() {
         // The command sees none of them; a replica, which leaves expiry to this server, would.
-        entry.say_expired(expired.into_iter());
+        entry.say_expired(&expired);
     }
     Ok(entry)
 }

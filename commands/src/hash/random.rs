@@ -17,7 +17,7 @@ fn live_hash<'a>(
     let due_ms = store.due_ms();
     let Some(hash) = store.hash(db, key)? else { return Ok(None) };
     if hash.is_due(due_ms) {
-        hash.require_all().or_load(db, key)?;
+        hash.require_due(due_ms).or_load(db, key)?;
         if store.keeps_expired() {
             let mut live = store.hash(db, key)?.cloned();
             live.as_mut().map(|hash| hash.remove_expired(due_ms));

@@ -5,9 +5,9 @@ use crate::{Ctx, Stop, until_zero_byte};
 use flagstone_storage::Store;
 use flagstone_storage::need::Part;
 use flagstone_storage::notify::NotifyFlags;
-use flagstone_storage::store::OrLoad;
+use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::stream::{ConsumerNo, Group, PendingEntry};
-use flagstone_storage::value::{Stream, StreamId};
+use flagstone_storage::value::{Stream, StreamId, Typed};
 use flagstone_wire::resp::Reply;
 use std::collections::HashMap;
 
@@ -45,6 +45,19 @@ pub(super) fn find<'a>(
     group: &[u8],
 ) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
     let Some(stream) = store.typed::<Stream>(db, key)? else { return Ok(None) };
+    let group = stream.groups().group(group).or_load(db, key)?;
+    Ok(group.map(|group| (stream, group)))
+}
+
+/// The same for a command that changes the stream: it is no reader that finds the key, or misses it.
+pub(super) fn find_to_change<'a>(
+    store: &'a mut Store,
+    db: u32,
+    key: &[u8],
+    group: &[u8],
+) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
+    let Some(entry) = store.peek(db, key)? else { return Ok(None) };
+    let stream = Stream::of(&entry.value).ok_or(Fault::WrongType)?;
     let group = stream.groups().group(group).or_load(db, key)?;
     Ok(group.map(|group| (stream, group)))
 }

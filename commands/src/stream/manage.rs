@@ -125,7 +125,9 @@ fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
     require_group(cx, key, name)?;
     let (db, now_ms) = (cx.db, cx.now_ms());
-    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
+    let Some((stream, group)) = group::find_to_change(cx.store, cx.db, key, name)? else {
+        return Ok(());
+    };
     let exists = stream.groups().consumer(group, consumer).or_load(db, key)?.is_some();
     if !exists {
         group::change(cx, key, group::creation_event(group::NEW), |stream| {
@@ -141,7 +143,9 @@ fn delete_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
     require_group(cx, key, name)?;
     let db = cx.db;
-    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
+    let Some((stream, group)) = group::find_to_change(cx.store, cx.db, key, name)? else {
+        return Ok(());
+    };
     let groups = stream.groups();
     groups.require_delete_consumer(group, consumer).or_load(db, key)?;
     let mut pending = 0;

@@ -8,7 +8,7 @@ use crate::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, flag, ke
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
-use flagstone_storage::value::{Stream, StreamId};
+use flagstone_storage::value::{Stream, StreamId, Typed};
 use flagstone_wire::resp::{Args, Reply};
 
 /// The entries of a stream to read.
@@ -190,6 +190,7 @@ fn require(
     options: &ReadOptions<'_>,
     streams: &[(&[u8], EntriesToRead)],
 ) -> Result<(), Stop> {
+    let before = cx.store.stats.lookups();
     for (n, &(key, wanted)) in streams.iter().enumerate() {
         plan(cx, options, (key, wanted))?;
         // A later read of the same stream sees the changes of an earlier one.
@@ -199,6 +200,8 @@ fn require(
             entry.value.require_whole().or_load(cx.db, key)?;
         }
     }
+    // The streams are looked up once more.
+    cx.store.stats.set_lookups(before);
     Ok(())
 }
 
@@ -229,7 +232,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             continue;
         }
         if plan.answers()
-            && let Some(stream) = cx.store.typed::<Stream>(db, key)?
+            && let Some(stream) = cx.store.peek(db, key)?.and_then(|entry| Stream::of(&entry.value))
         {
             plan.reply(cx.out, key, stream).or_load(db, key)?;
             found += 1;

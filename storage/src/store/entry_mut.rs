@@ -7,6 +7,7 @@ use crate::notify::NotifyFlags;
 use crate::slot::KeyHash;
 use crate::value::{Entry, Hash, KeyBuf, Str, Typed, Value};
 use crate::words::RoundWords;
+use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
 /// An entry that notes the key as dirty when it is first accessed mutably.
@@ -114,8 +115,16 @@ impl EntryMut<'_> {
     }
 
     /// Says that fields of its hash have expired; see [`RoundWords`].
-    pub fn say_expired<'n>(&mut self, names: impl ExactSizeIterator<Item = &'n [u8]>) {
-        self.words.fields(self.db, &self.entry.key, names);
+    pub fn say_expired(&mut self, names: &[&[u8]]) {
+        if !self.words.is_wanted() {
+            return;
+        }
+        self.words.fields(self.db, &self.entry.key, names.iter().copied());
+        let Value::Hash(hash) = &self.entry.value else { return };
+        let all = names.iter().collect::<HashSet<_>>().len() as u64 >= hash.len();
+        if all && self.entry.expire_at_ms != 0 {
+            self.words.loses(self.db, &self.entry.key, self.entry.expire_at_ms);
+        }
     }
 
     /// Notes the first change.

@@ -19,6 +19,7 @@ mod blind;
 mod copies;
 mod databases;
 mod entry_mut;
+mod fields;
 mod lending;
 mod own;
 mod read;
@@ -397,37 +398,6 @@ impl Store {
         target.value = value;
         target.expire_at_ms = expire_at_ms;
         Ok(())
-    }
-
-    /// Deletes the expired fields of a hash that is wholly in memory, and the hash with the last.
-    pub fn expire_fields(&mut self, db: u32, key: &[u8]) {
-        let now_ms = self.due_ms;
-        let Ok(mut entry) = self.entry_mut(db, key) else { return };
-        let due = matches!(&entry.value, Value::Hash(h) if h.is_complete()
-            && h.min_expire_at_ms() != 0 && h.min_expire_at_ms() <= now_ms);
-        if !due {
-            // The index may hold too early a time, from when the hash was only in part in memory.
-            if entry.value.require_whole().is_ok()
-                && entry.stored.fields_expire_at_ms() != entry.value.fields_expire_at_ms()
-            {
-                entry.touch();
-            }
-            return;
-        }
-        let Some(hash) = entry.as_hash_mut() else { return };
-        let expired = hash.remove_expired(now_ms);
-        if hash.is_empty() {
-            entry.clear();
-        }
-        entry.removal_event(NotifyFlags::HASH, "hexpired");
-        self.stats.expired_fields += expired.len() as u64;
-        self.words.fields(db, key, expired.iter().map(|name| &**name));
-        self.words.excuse();
-    }
-
-    /// Returns true if part of a key's value is not in memory.
-    pub fn is_partial_value(&mut self, db: u32, key: &[u8]) -> bool {
-        self.entry_for_part(db, key).is_some_and(|e| e.value.require_whole().is_err())
     }
 
     // ---- finding -----------------------------------------------------------------------------

@@ -23,6 +23,11 @@ pub struct Field {
 /// Approximate memory use of an expiry, in bytes.
 const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 
+/// Maximum number of expiries that are known of a hash when fields leave memory, and the greatest length of their
+/// names: they are found without the other fields when they are due.
+const MAX_KEPT: usize = 8192;
+const MAX_KEPT_NAME: usize = 64;
+
 /// A hash, some of whose fields may not be in memory.
 ///
 /// Operations take constant time in the number of fields unless their comment says otherwise.
@@ -33,9 +38,9 @@ pub struct Hash {
     table: bool,
     /// True if a field has had an expiry: the encoding is then "listpackex" in place of "listpack".
     timed: bool,
-    /// Expiries of the fields in memory.
+    /// Expiries of the fields in memory, and of some others.
     expiries: Reclaimed<BTreeSet<(u64, Name)>>,
-    /// A lower bound of the expiries of fields not in memory, 0 when none expires.
+    /// A lower bound of the expiries of all other fields, 0 when none expires.
     min_unknown_expire_at_ms: u64,
 }
 
@@ -168,6 +173,15 @@ impl Hash {
         self.fields.require(names)
     }
 
+    /// Checks that the fields that have expired at `now_ms` are known, and in memory.
+    pub fn require_due(&self, now_ms: u64) -> Result<(), Part> {
+        if (1..=now_ms).contains(&self.min_unknown_expire_at_ms) {
+            self.require_all()?;
+        }
+        let due = self.expiries.iter().take_while(|(at, _)| *at <= now_ms);
+        self.require(due.map(|(_, name)| &**name))
+    }
+
     /// Checks that every field is in memory.
     pub fn require_all(&self) -> Result<(), Part> {
         self.fields.require_all()
@@ -236,7 +250,7 @@ impl Hash {
         true
     }
 
-    /// Removes all fields expired at `now_ms`, and returns their names; needs a complete hash.
+    /// Removes all fields expired at `now_ms`, and returns their names; see [`require_due`](Self::require_due).
     /// Takes time proportional to them.
     pub fn remove_expired(&mut self, now_ms: u64) -> Vec<Box<[u8]>> {
         let mut removed = Vec::new();
@@ -408,7 +422,7 @@ impl Collection for Hash {
         let Self { fields, expiries, min_unknown_expire_at_ms: unknown, .. } = self;
         fields.shed(steps, |name, field| {
             let at = field.expire_at_ms;
-            if at != 0 {
+            if at != 0 && (expiries.len() > MAX_KEPT || name.len() > MAX_KEPT_NAME) {
                 expiries.remove(&(at, name.into()));
                 *unknown = if *unknown == 0 { at } else { at.min(*unknown) };
             }
@@ -468,6 +482,27 @@ mod tests {
         assert_eq!(hash.require_all().unwrap_err(), Part::All);
         assert!(hash.remove(b"a").is_some());
         assert_eq!(hash.get(b"a", 0).unwrap(), None);
+    }
+
+    #[test]
+    fn fields_that_are_due_are_found_although_they_have_left_memory() {
+        let field = |expire_at_ms| Some(Field { value: b"1"[..].into(), expire_at_ms });
+        let mut hash = Hash::from_meta(9, (3, 0), false, 0);
+        for (name, at) in [(&b"a"[..], 30), (b"b", 50), (b"c", 0)] {
+            hash.apply_loaded(name, field(at));
+        }
+        hash.shed(100);
+        assert_eq!(hash.min_expire_at_ms(), 30);
+        assert_eq!(hash.require_due(29), Ok(()));
+        assert_eq!(hash.require_due(30), Err(Part::Fields(vec![b"a"[..].into()])));
+        hash.apply_loaded(b"a", field(30));
+        assert_eq!(hash.require_due(49), Ok(()));
+        assert_eq!(hash.remove_expired(49), [b"a"[..].into()]);
+        assert_eq!((hash.len(), hash.min_expire_at_ms()), (2, 50));
+        // Only a bound is known of long names.
+        hash.apply_loaded(&[b'n'; MAX_KEPT_NAME + 1], field(40));
+        hash.shed(100);
+        assert_eq!((hash.require_due(39), hash.require_due(40)), (Ok(()), Err(Part::All)));
     }
 
     #[test]

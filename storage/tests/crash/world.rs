@@ -282,9 +282,10 @@ impl World {
                 for due in due {
                     let db = self.partition.store.db_of(due.generation).unwrap();
                     self.run(|store| store.peek(db, &due.key).map(|_| ()));
-                    if due.fields && self.partition.store.is_partial_value(db, &due.key) {
-                        let part = Some(Part::All);
-                        self.load(Need { db, key: due.key.clone(), part });
+                    let now_ms = self.model.now_ms;
+                    let missing = self.partition.store.missing_due(db, &due.key, now_ms);
+                    if due.fields && missing.is_some() {
+                        self.load(Need { db, key: due.key.clone(), part: missing });
                     }
                     self.partition.store.begin(self.model.now_ms, false);
                     if due.fields {

@@ -1,0 +1,97 @@
+//! Fields of hashes that expire.
+
+use super::Server;
+use super::followers::{caught_up, contents, count, until};
+use redis::{Commands, Connection, cmd};
+use std::time::Duration;
+
+const TWO: [&str; 4] = ["--workers", "2", "--shards", "2"];
+
+fn run(client: &mut Connection, line: &str) -> redis::Value {
+    let mut words = line.split(' ');
+    let mut command = cmd(words.next().unwrap_or_default());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(client).expect("answered")
+}
+
+/// Sets a field that expires soon.
+fn set_for(client: &mut Connection, key: &str, field: usize, ms: u64) {
+    run(client, &format!("HSETEX {key} PX {ms} FIELDS 1 short{field} value"));
+}
+
+#[test]
+fn fields_of_a_big_hash_that_is_not_in_memory_are_deleted_when_they_are_due() {
+    const FIELDS: usize = 5000;
+    let mut server = Server::start(&TWO);
+    let mut client = server.client();
+    for first in (0..FIELDS).step_by(500) {
+        let pairs: Vec<(String, String)> =
+            (first..first + 500).map(|n| (format!("field{n}"), "v".repeat(100))).collect();
+        let () = client.hset_multiple("h", &pairs).expect("stored");
+    }
+    // Some are due after the restart, when the meta row has only the time of the first.
+    (0..10).for_each(|n| set_for(&mut client, "h", n, 100 + 300 * n as u64));
+    server.stop();
+    server.restart();
+    let mut client = server.client();
+    let len = |client: &mut Connection| client.hlen::<_, usize>("h").expect("a length");
+    until("the old ones are gone", || len(&mut client) == FIELDS);
+    // Others come beside fields that are not in memory.
+    (10..20).for_each(|n| set_for(&mut client, "h", n, 50));
+    until("the new ones are gone", || len(&mut client) == FIELDS);
+    run(&mut client, "HPEXPIRE h 50 FIELDS 2 field7 field4000");
+    until("those that had no expiry are gone", || len(&mut client) == FIELDS - 2);
+    assert_eq!(client.hget("h", "field7"), Ok(None::<String>));
+    assert_eq!(client.hget("h", "field8"), Ok("v".repeat(100)));
+    server.kill();
+    server.restart();
+    assert_eq!(len(&mut server.client()), FIELDS - 2);
+}
+
+#[test]
+fn a_key_whose_fields_have_all_expired_keeps_its_own_expiry_on_replicas_too() {
+    let server = Server::start(&[&TWO[..], &["--enable-debug-command", "yes"]].concat());
+    let of = ["--replicaof", &format!("127.0.0.1 {}", server.port())];
+    let replica = Server::start(&[&TWO[..], &of].concat());
+    let (mut client, mut behind) = (server.client(), replica.client());
+    caught_up(&mut client, &mut behind);
+    // The fields stay until a command meets them.
+    run(&mut client, "DEBUG SET-ACTIVE-EXPIRE 0");
+    let writes = [
+        "HSET % short0 new",
+        "HSET % short0 new short0 again",
+        "HSETNX % short0 new",
+        "HINCRBY % short0 3",
+        "HINCRBYFLOAT % short0 2.5",
+        "HSETEX % FIELDS 1 short0 new",
+        "HSETEX % KEEPTTL FIELDS 1 short0 new",
+        "HSETEX % PX 1000000 FIELDS 1 short0 new",
+        "HSETEX % FNX FIELDS 1 short0 new",
+        "HSETEX % FXX FIELDS 1 short0 new",
+        "HSET % other new",
+        "EVAL return(redis.call('HSET',KEYS[1],'short0','new')) 1 %",
+    ];
+    for (n, _) in writes.iter().enumerate() {
+        let key = format!("h{n}");
+        set_for(&mut client, &key, 0, 20);
+        run(&mut client, &format!("EXPIRE {key} 1000"));
+    }
+    std::thread::sleep(Duration::from_millis(30));
+    for (n, write) in writes.iter().enumerate() {
+        run(&mut client, &write.replace('%', &format!("h{n}")));
+    }
+    caught_up(&mut client, &mut behind);
+    assert!(count(&mut client, "expired_subkeys") > 0);
+    for (n, write) in writes.iter().enumerate() {
+        let key = format!("h{n}");
+        let of = |client: &mut Connection| {
+            let fields: Vec<(String, String)> = client.hgetall(&key).expect("fields");
+            (cmd("PEXPIRETIME").arg(&key).query::<i64>(client).expect("a time"), fields)
+        };
+        assert_eq!(of(&mut client), of(&mut behind), "{write}");
+    }
+    let exists = |client: &mut Connection| contents(client, 0).len();
+    assert_eq!(exists(&mut client), exists(&mut behind));
+}
