@@ -26,6 +26,9 @@ const LOOK_AHEAD: usize = 4096;
 const LOADS: usize = 16;
 const LEAST_TOGETHER: usize = 4;
 
+/// Elements of a big collection that come into memory before other commands have a turn.
+const APPLIED_AT_ONCE: usize = 4096;
+
 /// A task or a command that waits for a load.
 enum LoadWaiter {
     Task(oneshot::Sender<Result<(), String>>),
@@ -182,7 +185,11 @@ impl Worker {
             self.commit();
         }
         let plan = self.partition.borrow_mut().plan_load(needs)?;
-        let loaded = plan.run(&self.node.background).await;
+        let mut loaded = plan.run(&self.node.background).await;
+        // The keys are locked, so nobody sees a part of a value.
+        while self.partition.borrow_mut().apply_some(&mut loaded, APPLIED_AT_ONCE)? {
+            tokio::task::yield_now().await;
+        }
         self.partition.borrow_mut().finish_load(loaded)
     }
 }

@@ -423,15 +423,15 @@ fn replies_to_transactions_of_a_pipeline_leave_together() {
     answers(&mut socket, &[], "connected");
     let (sent, expected) = transactions(16);
     let mut fewest = u64::MAX;
-    // On a busy machine they may take longer than replies wait.
+    // Two for each, if none left together. On a busy machine they may take longer than replies wait.
     let deadline = Instant::now() + Duration::from_secs(20);
-    while fewest >= 12 && Instant::now() < deadline {
+    while fewest >= 20 && Instant::now() < deadline {
         let before = info(&server, "stats", "total_writes_processed");
         assert_eq!(answers(&mut socket, &sent, "end"), format!("{expected}$3\r\nend\r\n"));
         // The figures of both workers, and the connections of `info`.
         fewest = fewest.min(info(&server, "stats", "total_writes_processed") - before);
     }
-    assert!(fewest < 12, "{fewest} writes for 16 transactions");
+    assert!(fewest < 20, "{fewest} writes for 16 transactions");
 }
 
 #[test]

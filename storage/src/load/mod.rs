@@ -69,8 +69,11 @@ enum LoadedRows {
     Meta(Option<Bytes>),
     /// Elements by name (or chunk number) with their rows' values.
     Elements(Vec<(Box<[u8]>, Option<Bytes>)>),
-    /// All element rows: element and value.
-    All(Vec<(Bytes, Bytes)>),
+    /// All element rows: element and value. The first ones may have been applied already.
+    All {
+        rows: Vec<(Bytes, Bytes)>,
+        applied: usize,
+    },
     Page(Page),
     Index(ElementRange, Vec<IndexPiece>),
 }
@@ -132,13 +135,41 @@ impl Partition {
         Ok(work.map(|work| LoadItem { need, at, engine, work }))
     }
 
+    /// Applies up to `most` rows of a big collection all of which was read: other commands may run
+    /// before the next. Returns false if there is nothing to apply before
+    /// [`finish_load`](Self::finish_load).
+    ///
+    /// # Errors
+    /// If a row is damaged.
+    pub fn apply_some(&mut self, loaded: &mut Loaded, most: usize) -> Result<bool> {
+        for (need, at, found) in loaded.found.iter_mut().flatten() {
+            let LoadedRows::All { rows, applied } = found else { continue };
+            if rows.len() - *applied <= most || self.store.lacks(at.slot) {
+                continue;
+            }
+            let entry = self.store.entry_for_part(need.db, &need.key);
+            let Some(collection) = entry.and_then(|entry| entry.value.collection_mut()) else {
+                continue;
+            };
+            if *applied > collection.known() {
+                continue;
+            }
+            let some = collection.apply_some(&rows[*applied..*applied + most]);
+            let some = some.with_context(|| reading(need))?;
+            if some > 0 {
+                *applied += some;
+                self.store.recount(need.db, &need.key);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Applies loaded rows to the store.
     pub fn finish_load(&mut self, loaded: Loaded) -> Result<()> {
         self.reads.add(loaded.reads);
         for (need, at, found) in loaded.found? {
-            self.apply_one(&need, at, found).with_context(|| {
-                format!("reading the key {:?}", String::from_utf8_lossy(&need.key))
-            })?;
+            self.apply_one(&need, at, found).with_context(|| reading(&need))?;
         }
         Ok(())
     }
@@ -187,6 +218,11 @@ impl Store {
         let unknown = names.filter(|name| !collection.knows(name) && seen.insert(*name));
         unknown.map(Into::into).collect()
     }
+}
+
+/// Returns the context of an error.
+fn reading(need: &Need) -> String {
+    format!("reading the key {:?}", String::from_utf8_lossy(&need.key))
 }
 
 /// Returns the read of the meta row of a key.
@@ -263,7 +299,7 @@ fn apply_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
                 big.apply_loaded(number(&name)?, row.as_deref().unwrap_or_default());
             }
         }
-        LoadedRows::All(rows) => {
+        LoadedRows::All { rows, .. } => {
             for (element, row) in rows {
                 big.apply_loaded(number(&element)?, &row);
             }
@@ -283,7 +319,12 @@ fn apply_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
                 collection.apply_named(&name, row.as_deref())?;
             }
         }
-        LoadedRows::All(rows) => collection.apply_all(rows)?,
+        // The value has left memory meanwhile; whoever needs it asks again.
+        LoadedRows::All { applied, .. } if applied > collection.known() => {}
+        LoadedRows::All { mut rows, applied } => {
+            rows.drain(..applied);
+            collection.apply_all(rows)?;
+        }
         LoadedRows::Page(page) => collection.apply_page(page)?,
         LoadedRows::Index(range, pieces) => collection.apply_index(&range, pieces)?,
         LoadedRows::Meta(_) => {}

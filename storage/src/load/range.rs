@@ -86,7 +86,9 @@ impl RangeWork {
     /// Reads; must run on the background runtime.
     pub(super) async fn read(self, engine: &Engine) -> Result<LoadedRows> {
         match self.what {
-            RangeRead::All => Ok(LoadedRows::All(self.read_all(engine).await?)),
+            RangeRead::All => {
+                Ok(LoadedRows::All { rows: self.read_all(engine).await?, applied: 0 })
+            }
             RangeRead::Page { reverse, limit } => {
                 Ok(LoadedRows::Page(self.read_page(engine, reverse, limit).await?))
             }

@@ -5,7 +5,7 @@ use crate::checkpoint::offline_options;
 use crate::clock::Clock;
 use crate::directory::{Directory, Location, Locks};
 use crate::encoding::OpWriter;
-use crate::need::{Fault, Need, OrLoad};
+use crate::need::{Fault, Need, OrLoad, Part};
 use crate::place::Place;
 use crate::scan::{Cursor, DueCursor};
 use crate::slot::{NotOwned, slot_of};
@@ -560,4 +560,37 @@ async fn shards_that_were_flushed_apart_meet_only_in_one_database() {
     shard.merge_sealed(world.journal.end(), &record);
     partition.attach(shard).unwrap();
     assert!(!partition.store.attached().differ());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_leaves_memory_in_the_middle_of_a_load_is_not_taken_for_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::open(dir.path(), 1).await;
+    let key = world.key(0, 0);
+    world.set_hash(0, &key);
+    world.store(0);
+    for is_forgotten in [true, false] {
+        let partition = &mut world.workers[0];
+        partition.store.forget(0, &key);
+        let need = |part| vec![Need { db: 0, key: key[..].into(), part }];
+        let meta = partition.plan_load(need(None)).unwrap().run(&Handle::current()).await;
+        partition.finish_load(meta).unwrap();
+        let all = partition.plan_load(need(Some(Part::All))).unwrap();
+        let mut all = all.run(&Handle::current()).await;
+        assert!(partition.apply_some(&mut all, 250).unwrap());
+        if is_forgotten {
+            partition.store.forget(0, &key);
+            let meta = partition.plan_load(need(None)).unwrap().run(&Handle::current()).await;
+            partition.finish_load(meta).unwrap();
+            assert!(!partition.apply_some(&mut all, 250).unwrap());
+        }
+        while partition.apply_some(&mut all, 250).unwrap() {}
+        partition.finish_load(all).unwrap();
+        partition.store.begin(NOW, true);
+        let hash = partition.store.hash(0, &key).unwrap().expect("a hash");
+        assert_eq!(hash.require_all().is_err(), is_forgotten);
+        for n in [0, FIELDS - 1] {
+            assert_eq!(world.field(0, &key, n).await, Some(n.to_le_bytes().to_vec()));
+        }
+    }
 }

@@ -134,7 +134,14 @@ pub(crate) trait Collection {
         Ok(())
     }
 
-    /// Applies all element rows: key and value.
+    /// Applies some of all element rows, in the order of their keys; others follow, and
+    /// [`apply_all`](Self::apply_all) is the last one. Returns the number of the first ones that were
+    /// applied: 0 if they can only be applied with all that are left.
+    fn apply_some(&mut self, _rows: &[(bytes::Bytes, bytes::Bytes)]) -> Result<usize> {
+        Ok(0)
+    }
+
+    /// Applies all element rows, or all that are left: key and value.
     fn apply_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
 
     /// Applies a page of element rows.
@@ -143,6 +150,11 @@ pub(crate) trait Collection {
     /// Applies the counts of a range.
     fn apply_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns the number of elements that are known to exist or not, if it is counted.
+    fn known(&self) -> usize {
+        0
     }
 
     /// Returns true if hardly any elements are in memory.

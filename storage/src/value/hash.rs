@@ -398,11 +398,16 @@ impl Collection for Hash {
         Ok(())
     }
 
-    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_some(&mut self, rows: &[(Bytes, Bytes)]) -> anyhow::Result<usize> {
         for (element, row) in rows {
-            let (name, field) = read_row(&element, &row)?;
+            let (name, field) = read_row(element, row)?;
             self.apply_loaded(&name, Some(field));
         }
+        Ok(rows.len())
+    }
+
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        self.apply_some(&rows)?;
         self.mark_complete();
         Ok(())
     }
@@ -412,6 +417,10 @@ impl Collection for Hash {
             self.move_expiry(&name, 0, field.expire_at_ms);
         }
         Ok(())
+    }
+
+    fn known(&self) -> usize {
+        self.fields.known_len()
     }
 
     fn has_few_in_memory(&self) -> bool {

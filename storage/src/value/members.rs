@@ -373,6 +373,11 @@ impl<V: Payload> Members<V> {
         }
     }
 
+    /// Returns the number of elements that are known to exist or not.
+    pub(crate) fn known_len(&self) -> usize {
+        self.known.len()
+    }
+
     /// Returns true if hardly any elements are in memory.
     pub(crate) fn has_few_in_memory(&self) -> bool {
         self.known.len() <= SPARE

@@ -273,11 +273,16 @@ impl Collection for Set {
         Ok(())
     }
 
-    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_some(&mut self, rows: &[(Bytes, Bytes)]) -> anyhow::Result<usize> {
         for (element, row) in rows {
-            let (name, ()) = read_row(&element, &row)?;
+            let (name, ()) = read_row(element, row)?;
             self.apply_loaded(&name, true);
         }
+        Ok(rows.len())
+    }
+
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        self.apply_some(&rows)?;
         self.mark_complete();
         Ok(())
     }
@@ -285,6 +290,10 @@ impl Collection for Set {
     fn apply_page(&mut self, page: Page) -> anyhow::Result<()> {
         self.members.apply_page(page, b"", read_row)?;
         Ok(())
+    }
+
+    fn known(&self) -> usize {
+        self.members.known_len()
     }
 
     fn has_few_in_memory(&self) -> bool {

@@ -490,12 +490,17 @@ impl Collection for Zset {
         Ok(())
     }
 
-    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_some(&mut self, rows: &[(Bytes, Bytes)]) -> anyhow::Result<usize> {
         let order = rows.partition_point(|(element, _)| element.first() < Some(&ORDER_PREFIX));
         for (element, row) in &rows[..order] {
             let (name, score) = read_row(element, row)?;
             self.members.apply_loaded(&name, Some(score));
         }
+        Ok(order)
+    }
+
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        let order = self.apply_some(&rows)?;
         self.members.mark_complete();
         self.order.apply_all(&rows[order..])
     }
@@ -510,6 +515,10 @@ impl Collection for Zset {
 
     fn apply_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> anyhow::Result<()> {
         self.order.apply_index(range, pieces)
+    }
+
+    fn known(&self) -> usize {
+        self.members.known_len()
     }
 
     fn has_few_in_memory(&self) -> bool {
