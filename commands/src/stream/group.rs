@@ -44,9 +44,7 @@ pub(super) fn find<'a>(
     key: &[u8],
     group: &[u8],
 ) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
-    let Some(stream) = store.typed::<Stream>(db, key)? else { return Ok(None) };
-    let group = stream.groups().group(group).or_load(db, key)?;
-    Ok(group.map(|group| (stream, group)))
+    with_group(store.typed::<Stream>(db, key)?, (db, key), group)
 }
 
 /// The same for a command that changes the stream: it is no reader that finds the key, or misses it.
@@ -56,8 +54,17 @@ pub(super) fn find_to_change<'a>(
     key: &[u8],
     group: &[u8],
 ) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
-    let Some(entry) = store.peek(db, key)? else { return Ok(None) };
-    let stream = Stream::of(&entry.value).ok_or(Fault::WrongType)?;
+    let entry = store.peek(db, key)?;
+    let stream = entry.map(|entry| Stream::of(&entry.value).ok_or(Fault::WrongType)).transpose()?;
+    with_group(stream, (db, key), group)
+}
+
+fn with_group<'a>(
+    stream: Option<&'a Stream>,
+    (db, key): (u32, &[u8]),
+    group: &[u8],
+) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
+    let Some(stream) = stream else { return Ok(None) };
     let group = stream.groups().group(group).or_load(db, key)?;
     Ok(group.map(|group| (stream, group)))
 }
