@@ -61,6 +61,8 @@ pub struct Session {
     pub transaction: Option<Box<Transaction>>,
     /// True while it runs queued commands: none may wait for long.
     pub in_exec: bool,
+    /// True if its commands may have been run before: they come from the stream of a primary.
+    pub may_repeat: bool,
     /// Keys that it watches.
     pub watches: Option<Box<Watches>>,
     /// Facts of a replica (REPLCONF), before it asks for the stream.
@@ -95,6 +97,7 @@ impl Session {
             monitoring: None,
             transaction: None,
             in_exec: false,
+            may_repeat: false,
             watches: None,
             replica: None,
             sync: None,

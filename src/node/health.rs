@@ -29,6 +29,10 @@ const ROOM_POLL: Duration = Duration::from_millis(2);
 pub(super) const CHOKED: &str = "OOM the engine has taken no rows for seconds, or its disk is full: there is \
     no memory left for writes";
 
+/// Error of writes that may add data while the disk has hardly any room.
+pub(super) const NO_ROOM: &str = "ERR no space left to store the write: the disk has just the room that the shards \
+    need to store what the journal has. Commands that remove data are accepted as long as they find some.";
+
 /// Error of writes that are refused while the journal's store is unreachable.
 const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
     stored. Commands that may modify the data set are refused until it does. The log says more.";
@@ -83,6 +87,8 @@ pub struct Health {
     pub data_set: DataSet,
     /// True if the journal's store is unreachable.
     cut_off: AtomicBool,
+    /// True if the disk has hardly any room.
+    pub short_of_disk: AtomicBool,
     /// Number of replicas with little lag, as of some ms ago.
     good_replicas: AtomicUsize,
     /// Replies that wait for replicas.
@@ -109,6 +115,7 @@ impl Health {
             replica: Replica::new(position, is_replica),
             data_set: DataSet::new(shard_workers),
             cut_off: AtomicBool::new(false),
+            short_of_disk: AtomicBool::new(false),
             good_replicas: AtomicUsize::new(0),
             acks,
         }

@@ -2,11 +2,12 @@
 //! command runs, scripts before they run and before each command that they call.
 
 use super::Health;
-use super::health::{CHOKED, INCOMPLETE};
+use super::health::{CHOKED, INCOMPLETE, NO_ROOM};
 use crate::command::Request;
 use crate::config::Settings;
 use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::{CommandFlags, flag};
+use std::sync::atomic::Ordering;
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
@@ -25,6 +26,7 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
         || health.is_cut_off()
         || health.is_disowned()
         || health.stalls.any()
+        || health.short_of_disk.load(Ordering::Relaxed)
         || !health.replica.is_plain_primary()
         || lacks_replicas(health, settings)
 }
@@ -39,6 +41,8 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
         Some(CHOKED)
     } else if flags.contains(flag!(WRITE)) && health.is_cut_off() {
         Some(health.cut_off_text())
+    } else if needs_memory && health.short_of_disk.load(Ordering::Relaxed) {
+        Some(NO_ROOM)
     } else if flags.contains(flag!(WRITE)) && health.stalls.refuses_all_writes() {
         Some(JOURNAL_FULL)
     } else if flags.contains(flag!(WRITE)) && lacks_replicas(health, settings) {

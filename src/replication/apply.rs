@@ -417,7 +417,7 @@ async fn run_alone(
     let client = Client::new(0, (addr(), addr()), -1, worker.id, node.clock.now_ms());
     let account = node.access.accounts.default_account().clone();
     let mut session = Session::new(Arc::new(client), account, true);
-    (session.db, session.in_exec) = (db, true);
+    (session.db, session.in_exec, session.may_repeat) = (db, true, true);
     let mut out = Reply::default();
     let mut call = Call { session: &mut session, node, worker, out: &mut out };
     match routing::handlers(command).wait {

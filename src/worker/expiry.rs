@@ -15,13 +15,17 @@ const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of expired keys that are deleted at once.
 const EXPIRE_BATCH: usize = 1000;
 
-/// After all fields of hashes were read to find those that are due, none are for so many times as long as it took.
-const REST: u32 = 10;
+/// After the rows of all fields of a hash were walked to find those that are due, none are for so many times as long
+/// as it took.
+const REST: u32 = 4;
+
+/// An expiry that is due, and the database of its key.
+type Due = (u32, DueExpiry);
 
 /// State of the active expiry of a worker.
 #[derive(Default)]
 pub(super) struct ActiveExpiry {
-    /// Until then, no hash is read as a whole.
+    /// Until then, no hash is walked.
     rests_until: Cell<Option<Instant>>,
 }
 
@@ -87,10 +91,10 @@ impl Worker {
         }
     }
 
-    /// Deletes expired keys and fields, under the locks of the keys. Returns true if that is all of them; `None` if
-    /// they could not be read, or the deletion could not be stored.
+    /// Deletes expired keys and fields. Returns true if that is all of them; `None` if they could not be read, or the
+    /// deletion could not be stored.
     async fn expire(self: &Rc<Self>, due: Vec<DueExpiry>) -> Option<bool> {
-        let due: Vec<(u32, DueExpiry)> = {
+        let due: Vec<Due> = {
             let partition = self.partition.borrow();
             due.into_iter()
                 .filter_map(|due| Some((partition.store.db_of_row(due.generation, &due.key)?, due)))
@@ -99,11 +103,26 @@ impl Worker {
         if due.is_empty() {
             return Some(true);
         }
+        let mut all = true;
+        for hash in self.delete_due(due, false).await? {
+            let begun = Instant::now();
+            if self.expiry.rests_until.get().is_some_and(|until| begun < until) {
+                return Some(false);
+            }
+            all &= self.delete_due(vec![hash], true).await?.is_empty();
+            self.expiry.rests_until.set(Some(Instant::now() + begun.elapsed() * REST));
+        }
+        Some(all)
+    }
+
+    /// Deletes expired keys, and fields that are known to have expired, under the locks of the keys; with `walk`, the
+    /// rows of hashes are walked for the fields that expire first. Returns the keys and hashes of which more may have to be deleted.
+    async fn delete_due(self: &Rc<Self>, due: Vec<Due>, walk: bool) -> Option<Vec<Due>> {
         let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
         let (_lock, granted) = self.lock(&keys);
         granted.await.ok()?;
         let now_ms = self.node.clock.now_ms();
-        let all = self.load_due(&due, now_ms).await.ok()?;
+        self.load_due(&due, now_ms, walk).await.ok()?;
         if !self.may_expire() {
             return None;
         }
@@ -112,11 +131,19 @@ impl Worker {
         let store = &mut partition.store;
         store.begin(now_ms, false);
         store.notes.want(self.node.interest(&self.settings()));
-        for (db, due) in &due {
+        let mut left = Vec::new();
+        for (db, due) in due {
             // Looking an expired key up deletes it.
-            let live = store.peek(*db, &due.key).is_ok_and(|entry| entry.is_some());
-            if live && due.fields {
-                store.expire_fields(*db, &due.key);
+            match store.peek(db, &due.key).map(|entry| entry.is_some()) {
+                Ok(true) if due.fields => {
+                    store.expire_fields(db, &due.key);
+                    if store.missing_due(db, &due.key, now_ms).is_some() {
+                        left.push((db, due));
+                    }
+                }
+                Ok(_) => {}
+                // It has left memory again.
+                Err(_) => left.push((db, due)),
             }
         }
         store.see_open_round();
@@ -124,16 +151,12 @@ impl Worker {
         // Closes the round with these deletions, so that the index is read afresh.
         let stored = self.commit();
         LATENCY.note(LatencyEvent::ExpireCycle, begun.elapsed());
-        stored.then_some(all)
+        stored.then_some(left)
     }
 
-    /// Loads the keys that are due, and the fields that are due at that time. Returns false if some would need all
-    /// fields of a hash, and it is too early for that.
-    async fn load_due(
-        self: &Rc<Self>,
-        due: &[(u32, DueExpiry)],
-        now_ms: u64,
-    ) -> Result<bool, String> {
+    /// Loads the keys that are due, and the fields of which it is known that they are due at that time; with `walk`,
+    /// after the earliest expiries of the fields, where those are not known.
+    async fn load_due(self: &Rc<Self>, due: &[Due], now_ms: u64, walk: bool) -> Result<(), String> {
         let need = |db: u32, key: &[u8], part| Need { db, key: key.into(), part };
         let cold: Vec<Need> = {
             let mut partition = self.partition.borrow_mut();
@@ -143,27 +166,20 @@ impl Worker {
         if !cold.is_empty() {
             self.load(cold).await?;
         }
-        let (whole, partial): (Vec<Need>, Vec<Need>) = {
+        let missing = || -> (Vec<Need>, Vec<Need>) {
             let mut partition = self.partition.borrow_mut();
             let fields = due.iter().filter(|(_, due)| due.fields);
             let missing = fields.filter_map(|(db, due)| {
                 let part = partition.store.missing_due(*db, &due.key, now_ms)?;
                 Some(need(*db, &due.key, Some(part)))
             });
-            missing.partition(|need| need.part == Some(Part::All))
+            missing.partition(|need| need.part == Some(Part::Expiries))
         };
-        if !partial.is_empty() {
-            self.load(partial).await?;
+        let (unknown, mut fields) = missing();
+        if walk && !unknown.is_empty() {
+            self.load(unknown).await?;
+            fields = missing().1;
         }
-        let begun = Instant::now();
-        if whole.is_empty() {
-            return Ok(true);
-        }
-        if self.expiry.rests_until.get().is_some_and(|until| begun < until) {
-            return Ok(false);
-        }
-        self.load(whole).await?;
-        self.expiry.rests_until.set(Some(Instant::now() + begun.elapsed() * REST));
-        Ok(true)
+        if fields.is_empty() { Ok(()) } else { self.load(fields).await }
     }
 }

@@ -105,7 +105,12 @@ impl Worker {
             self.partition.borrow_mut().observe_flushed();
             self.share_memory();
             let journal_eighths = self.journal_eighths();
+            let is_short = self.node.journal.is_short();
+            self.node.health.short_of_disk.store(is_short, Ordering::Relaxed);
+            // What is flushed makes room.
+            let urges = self.node.journal.stats().refusing.then(|| self.node.journal.durable());
             for stay in self.tended() {
+                urges.map(|up_to| self.urge_flush(stay.shard, up_to));
                 self.reopen_if_closed(stay);
                 self.tend(stay, journal_eighths);
                 self.resolve(stay, false);
@@ -414,7 +419,9 @@ impl Worker {
         let wait = (self.upkeep.cpu_wait.part(now) * 1000.0) as u64;
         self.stats().cpu_wait_permille.store(wait, Ordering::Relaxed);
         if let Some(pace) = self.node.merge_pace() {
-            pace.adapt(now, self.node.cpu_wait(), self.node.level0_use());
+            let (journal, level0_use) = (self.node.journal.stats(), self.node.level0_use());
+            pace.leave_free(journal.unflushed, level0_use);
+            pace.adapt(now, self.node.cpu_wait(), level0_use);
         }
         let is_urged = partition.shards.values().any(|shard| self.urged(shard).is_some());
         if is_urged || self.node.checkpoints.wants_rows() {

@@ -16,7 +16,7 @@ use std::task::{Poll, Waker};
 /// Returns the error for a record that could not be appended: nothing has changed.
 pub(crate) fn refusal(error: &JournalError) -> RoundError {
     match error {
-        JournalError::NoSpace { .. } => {
+        JournalError::NoSpace { .. } | JournalError::NoRoom { .. } => {
             format!("ERR no space left to store the write: {error}").into()
         }
         JournalError::Away { .. } => {

@@ -41,6 +41,8 @@ pub enum Part {
     Page { range: ElementRange, reverse: bool, limit: usize },
     /// An index of a range: the number of elements in each piece of it.
     Index { range: ElementRange, by: IndexBy },
+    /// The earliest expiries of fields.
+    Expiries,
 }
 
 /// How an index counts elements.

@@ -51,6 +51,39 @@ fn fields_of_a_big_hash_that_is_not_in_memory_are_deleted_when_they_are_due() {
 }
 
 #[test]
+fn all_fields_of_a_cold_hash_are_deleted_although_more_are_due_than_a_walk_finds() {
+    const FIELDS: usize = 12_000;
+    const KEPT: usize = 1000;
+    let mut server = Server::start(&TWO);
+    let mut client = server.client();
+    let name = |n: usize| format!("field{n}");
+    for first in (0..FIELDS + KEPT).step_by(500) {
+        let pairs: Vec<(String, String)> =
+            (first..first + 500).map(|n| (name(n), "v".repeat(20))).collect();
+        let () = client.hset_multiple("h", &pairs).expect("stored");
+    }
+    let far = |at: usize| if at.is_multiple_of(7) { 1_000_000 } else { 1000 + at as u64 % 10 };
+    for first in (0..FIELDS).step_by(500) {
+        for at in 0..10 {
+            let names: Vec<String> =
+                (first..first + 500).filter(|n| n % 10 == at).map(name).collect();
+            let line = format!("HPEXPIRE h {} FIELDS {} ", far(at), names.len());
+            run(&mut client, &(line + &names.join(" ")));
+        }
+    }
+    server.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    server.restart();
+    let mut client = server.client();
+    let left = FIELDS / 5 + KEPT;
+    until("those that are due are gone", || client.hlen("h") == Ok(left));
+    assert_eq!(client.hget("h", name(FIELDS + 1)), Ok("v".repeat(20)));
+    let ttls: Vec<i64> =
+        cmd("HPTTL").arg(&["h", "FIELDS", "2", "field7", "field12500"]).query(&mut client).unwrap();
+    assert!(ttls[0] > 100_000 && ttls[1] == -1, "{ttls:?}");
+}
+
+#[test]
 fn a_key_whose_fields_have_all_expired_keeps_its_own_expiry_on_replicas_too() {
     let server = Server::start(&[&TWO[..], &["--enable-debug-command", "yes"]].concat());
     let of = ["--replicaof", &format!("127.0.0.1 {}", server.port())];

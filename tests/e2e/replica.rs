@@ -506,6 +506,12 @@ fn libraries_come_with_the_stream() {
     primary.say(&["INCR a"]);
     primary.wait();
     assert_eq!(text(&mut client, &["FCALL", "f", "0"]), "7");
+    // As when the server is killed before the position behind them is stored.
+    primary.state().stream.extend(code.bytes());
+    primary.say(&["FUNCTION DELETE other", "PING"]);
+    primary.wait();
+    assert_eq!(text(&mut client, &["FCALL", "f", "0"]), "7");
+    assert!(!server.log().contains("has failed here"), "{}", server.log());
     drop(client);
     server.kill();
     server.restart_with(&["--replicaof", &format!("127.0.0.1 {}", primary.port)]);

@@ -26,7 +26,11 @@ pub(super) enum LibraryChange {
         /// The libraries of the codes, once these were looked at.
         inspected: Option<Vec<Arc<Library>>>,
     },
-    Delete(Box<[u8]>),
+    Delete {
+        name: Box<[u8]>,
+        /// True if it may be gone already.
+        or_gone: bool,
+    },
     Flush,
 }
 
@@ -34,6 +38,15 @@ impl LibraryChange {
     /// Returns true if no library that is there before matters.
     pub(super) fn removes_all(&self) -> bool {
         matches!(self, Self::Flush | Self::Add { policy: Policy::Flush, .. })
+    }
+
+    /// Has it succeed if it was made before: commands of a stream may be applied again after a crash.
+    pub(super) fn may_repeat(&mut self) {
+        match self {
+            Self::Add { policy, .. } if *policy == Policy::Append => *policy = Policy::Replace,
+            Self::Delete { or_gone, .. } => *or_gone = true,
+            Self::Add { .. } | Self::Flush => {}
+        }
     }
 
     /// Makes the change. In a cluster of several servers, clients send the same command to each of them:
@@ -49,8 +62,9 @@ impl LibraryChange {
     ) -> Result<(), ErrorText> {
         match self {
             Self::Flush => edit.clear(),
-            Self::Delete(name) => {
-                if !edit.remove(name) && !shared.is_some_and(|shared| shared.was_deleted(name)) {
+            Self::Delete { name, or_gone } => {
+                let was_deleted = || shared.is_some_and(|shared| shared.was_deleted(name));
+                if !edit.remove(name) && !*or_gone && !was_deleted() {
                     return Err("ERR Library not found".into());
                 }
             }
@@ -127,7 +141,8 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `FUNCTION DELETE library`
 pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        store(cx, LibraryChange::Delete(arg(args, 2)?.into()), args).await?;
+        store(cx, LibraryChange::Delete { name: arg(args, 2)?.into(), or_gone: false }, args)
+            .await?;
         cx.out.ok();
         Ok(())
     })

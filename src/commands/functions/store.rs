@@ -20,6 +20,9 @@ const ATTEMPTS: usize = 32;
 /// Makes a change, stores it, and then puts it into effect. Once it is made it continues even if the
 /// future is dropped.
 pub(super) async fn store(cx: &Call<'_>, mut change: LibraryChange, args: Args<'_>) -> CallOutcome {
+    if cx.session.may_repeat {
+        change.may_repeat();
+    }
     let mut edit = cx.node.code.functions.edit().await;
     let Some(shared) = cx.node.code.shared.clone() else {
         change.make(cx.node, &mut edit, None).await?;

@@ -399,6 +399,7 @@ async fn recover(
         inline_sync: options.inline_sync,
         salt,
         archive,
+        leaves_room: options.journal.is_none() && options.store.dir().is_some(),
         disk: Arc::new(disk),
     };
     let recovery = LocalJournal::recover(dir, options)?;

@@ -70,6 +70,7 @@ use slatedb::{
 };
 use std::future::Future;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -543,7 +544,8 @@ impl How {
         scheduler: scheduler::Supplier,
     ) -> CompactorBuilder<Path> {
         let upkeep = &self.upkeep;
-        let paced = PacedStore::new(store.clone(), upkeep.pace.clone());
+        let dir = self.place.dir().map(PathBuf::from);
+        let paced = PacedStore::new(store.clone(), upkeep.pace.clone(), dir);
         let compactor = CompactorBuilder::new(self.place.root().clone(), Arc::new(paced))
             .with_options(compactor_options(upkeep))
             .with_scheduler_supplier(Arc::new(scheduler));

@@ -12,8 +12,12 @@
 //! A merge is slowed where it reads its sources ([`PacedStore`]): after each stretch of work it
 //! pauses, and all merges of the node with it. So the part of the time is that of all together, however
 //! many shards there are.
+//!
+//! A merge takes room on the disk before it frees some. It leaves what flushes need: without these the journal
+//! keeps its segments, and a full disk would stay full.
 
 use super::pause::SharedPause;
+use crate::journal::{Disk, RealDisk};
 use crate::place::Guarded;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -21,11 +25,13 @@ use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,6 +66,9 @@ const MERGING_OVER_S: f64 = 1.0;
 pub(super) const SLOWER: f64 = 0.5;
 pub(super) const FASTER: f64 = 1.5;
 
+/// Bytes that merges leave free on the disk in any case, for manifests and tombstones.
+const LEFT_FREE: u64 = 8 << 20;
+
 /// Interval at which errors of merges are logged: the engine tries again some times a second.
 const TOLD: Duration = Duration::from_secs(60);
 
@@ -75,6 +84,8 @@ pub struct MergePace {
     ran_us: AtomicU64,
     control: Mutex<PaceState>,
     work: SharedPause,
+    /// Bytes that merges leave free on the disk.
+    left_free: AtomicU64,
 }
 
 /// State of the adaptation.
@@ -108,6 +119,7 @@ impl Default for MergePace {
             ran_us: AtomicU64::default(),
             control: Mutex::new(control),
             work: SharedPause::default(),
+            left_free: AtomicU64::default(),
         }
     }
 }
@@ -127,6 +139,27 @@ impl MergePace {
     /// Counts bytes that an engine takes.
     pub(super) fn take(&self, bytes: u64) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Has merges leave room on the disk for flushes of so many bytes, unless these wait for merges: given the
+    /// greatest use of an engine's room for files of level 0.
+    pub fn leave_free(&self, bytes: u64, level0_use: f64) {
+        let left = if level0_use < LEVEL0_CROWDED.0 { bytes + bytes / 4 + LEFT_FREE } else { 0 };
+        self.left_free.store(left, Ordering::Relaxed);
+    }
+
+    /// Checks that files in a directory may take so many bytes more.
+    fn check_room(&self, dir: Option<&std::path::Path>, bytes: u64) -> Result<()> {
+        let left_free = self.left_free.load(Ordering::Relaxed);
+        let Some(free) = dir.filter(|_| left_free > 0).and_then(|dir| RealDisk.free(dir)) else {
+            return Ok(());
+        };
+        if free >= left_free.saturating_add(bytes) {
+            return Ok(());
+        }
+        let text = format!("the {} MiB that are free are left to flushes", free >> 20);
+        let source = io::Error::new(io::ErrorKind::StorageFull, text).into();
+        Err(object_store::Error::Generic { store: "Files", source })
     }
 
     /// Adapts the pace some times a second, given the part of the time that a thread which runs
@@ -209,13 +242,15 @@ impl PaceState {
 pub(super) struct PacedStore {
     inner: Arc<Guarded>,
     pace: Arc<MergePace>,
+    /// The directory of the files, if they are on a local disk.
+    dir: Option<PathBuf>,
     /// Time of the last line about an error.
     told: Mutex<Option<Instant>>,
 }
 
 impl PacedStore {
-    pub(super) fn new(inner: Arc<Guarded>, pace: Arc<MergePace>) -> Self {
-        Self { inner, pace, told: Mutex::default() }
+    pub(super) fn new(inner: Arc<Guarded>, pace: Arc<MergePace>, dir: Option<PathBuf>) -> Self {
+        Self { inner, pace, dir, told: Mutex::default() }
     }
 
     /// Counts the bytes of a read, or logs its error.
@@ -267,6 +302,11 @@ impl ObjectStore for PacedStore {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        if location.extension() == Some("sst") {
+            let room = self.pace.check_room(self.dir.as_deref(), payload.content_length() as u64);
+            self.note(&room, |()| 0);
+            room?;
+        }
         self.inner.put_opts(location, payload, options).await
     }
 
@@ -275,7 +315,9 @@ impl ObjectStore for PacedStore {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(location, options).await
+        let inner = self.inner.put_multipart_opts(location, options).await?;
+        let (pace, dir) = (self.pace.clone(), self.dir.clone());
+        Ok(Box::new(RoomyUpload { inner, pace, dir }))
     }
 
     fn delete_stream(
@@ -307,6 +349,32 @@ impl ObjectStore for PacedStore {
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
         self.inner.rename_opts(from, to, options).await
+    }
+}
+
+/// The upload of a file by a merge.
+#[derive(Debug)]
+struct RoomyUpload {
+    inner: Box<dyn MultipartUpload>,
+    pace: Arc<MergePace>,
+    dir: Option<PathBuf>,
+}
+
+#[async_trait]
+impl MultipartUpload for RoomyUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        match self.pace.check_room(self.dir.as_deref(), data.content_length() as u64) {
+            Ok(()) => self.inner.put_part(data),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
     }
 }
 
@@ -406,11 +474,37 @@ mod tests {
     }
 
     #[test]
+    fn a_merge_leaves_room_for_flushes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let pace = Arc::new(MergePace::default());
+        let inner = Guarded::new(Arc::new(object_store::memory::InMemory::new()), true);
+        let store = PacedStore::new(Arc::new(inner), pace.clone(), Some(std::env::temp_dir()));
+        let put = |name: &str| {
+            let payload = || PutPayload::from(vec![7; 1000]);
+            let whole = runtime.block_on(store.put(&Path::from(name), payload()));
+            let parts = runtime.block_on(async {
+                let mut upload = store.put_multipart(&Path::from(name)).await?;
+                upload.put_part(payload()).await?;
+                upload.complete().await
+            });
+            (whole.is_ok(), parts.is_ok())
+        };
+        pace.leave_free(1 << 60, 0.0);
+        assert_eq!(put("a.sst"), (false, false));
+        assert!(put("a.manifest").0);
+        // A flush waits for merges.
+        pace.leave_free(1 << 60, 0.9);
+        assert_eq!(put("b.sst"), (true, true));
+        pace.leave_free(0, 0.0);
+        assert_eq!(put("c.sst"), (true, true));
+    }
+
+    #[test]
     fn a_merge_pauses_where_it_reads() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let pace = Arc::new(MergePace::default());
         let inner = Guarded::new(Arc::new(object_store::memory::InMemory::new()), true);
-        let store = PacedStore::new(Arc::new(inner), pace.clone());
+        let store = PacedStore::new(Arc::new(inner), pace.clone(), None);
         let path = Path::from("a.sst");
         runtime.block_on(store.put(&path, vec![7; 1000].into())).unwrap();
         let read = |share| {
@@ -438,7 +532,7 @@ mod tests {
         let pace = Arc::new(MergePace::default());
         let store = || {
             let inner = Guarded::new(Arc::new(object_store::memory::InMemory::new()), true);
-            PacedStore::new(Arc::new(inner), pace.clone())
+            PacedStore::new(Arc::new(inner), pace.clone(), None)
         };
         let (one, other, path) = (store(), store(), Path::from("a.sst"));
         runtime.block_on(async {

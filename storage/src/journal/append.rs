@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::disk::write_zeros;
 use super::local::{ClosedSegment, Current, LocalShared, Writer, lock};
 use super::record::{ALIGN, HEADER, RecordHeader, RecordKind, record_len};
+use super::room::GRANTED;
 use super::segment::{
     FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, ShardSpans, prepare_segment, segment_path,
 };
@@ -79,6 +80,11 @@ impl<'a> Commit<'a> {
             return Err(JournalError::TooLarge("too many parts"));
         }
         Ok(Self { time_ms, shards, shard_bytes, parts })
+    }
+
+    /// Returns the length of its records.
+    pub(super) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
     }
 
     /// Returns how many segments it begins if `room` bytes are left in the current one.
@@ -163,28 +169,63 @@ impl LocalShared {
     /// Locks the writer when it may write `commit`: not stalled, and with enough segments ready, so
     /// that a lack of space is noticed before anything is written.
     fn lock_for(&self, commit: &Commit<'_>) -> Result<MutexGuard<'_, Writer>, JournalError> {
+        let mut has_room = false;
         loop {
-            let writer = self.lock_unstalled()?;
+            let mut writer = self.lock_unstalled()?;
             let room = writer.current.size - writer.current.offset;
             let needed = commit.segments_needed(room, self.options.segment_bytes);
-            if writer.spares.len() >= needed {
+            let missing = needed.saturating_sub(writer.spares.len());
+            if missing == 0 && (has_room || writer.is_granted(commit)) {
+                if has_room {
+                    writer.grant(commit);
+                }
                 return Ok(writer);
             }
             drop(writer);
-            if let Some(error) = self.recent_full() {
-                return Err(error);
-            }
-            self.prepare_up_to(needed).inspect_err(|_| self.request_upkeep())?;
+            self.make_room(commit.bytes() + GRANTED, needed, missing)
+                .inspect_err(|e| self.refuse(e))?;
+            has_room = true;
         }
     }
 
-    /// Prepares segments until `wanted` are ready.
-    pub(super) fn prepare_up_to(&self, wanted: usize) -> Result<(), JournalError> {
+    /// Looks for room for so many bytes, and prepares segments until `needed` are ready, of which so many are
+    /// missing.
+    fn make_room(&self, bytes: u64, needed: usize, missing: usize) -> Result<(), JournalError> {
+        if missing == 0 {
+            return self.check_room(bytes, 0);
+        }
+        if let Some(error) = self.recent_full() {
+            return Err(error);
+        }
+        self.check_room(bytes, missing)?;
+        self.prepare_up_to(needed, 0)
+    }
+
+    /// Notes that there is no space for a commit.
+    #[cold]
+    fn refuse(&self, error: &JournalError) {
+        // Not if only that commit is too large.
+        if !self.has_room() {
+            self.remove_spares();
+            self.note_full(error);
+        }
+        self.request_upkeep();
+    }
+
+    /// Prepares segments until `wanted` are ready, if the disk has room for so many beside them.
+    pub(super) fn prepare_up_to(&self, wanted: usize, beside: usize) -> Result<(), JournalError> {
         let mut preparing = lock(&self.preparing);
         let disk = &*self.options.disk;
-        while lock(&self.writer).spares.len() < wanted {
+        loop {
+            let missing = wanted.saturating_sub(lock(&self.writer).spares.len());
+            if missing == 0 {
+                break;
+            }
             let number = preparing.next_number;
-            match prepare_segment(disk, &self.dir, number, self.options.segment_bytes) {
+            let prepared = self.check_room(0, missing + beside).and_then(|()| {
+                prepare_segment(disk, &self.dir, number, self.options.segment_bytes)
+            });
+            match prepared {
                 Ok(file) => lock(&self.writer).spares.push_back((number, file)),
                 Err(error) => {
                     // A commit too large for the disk releases the segments prepared for it.
@@ -192,7 +233,9 @@ impl LocalShared {
                     let kept = writer.spares.len().min(*Options::SPARES.start());
                     let surplus = writer.spares.split_off(kept);
                     drop(writer);
-                    if kept == 0 {
+                    // It may be just too little for one ahead of its use.
+                    let is_ahead = beside > 0 && matches!(error, JournalError::NoRoom { .. });
+                    if kept == 0 && !is_ahead {
                         self.note_full(&error);
                     }
                     for (number, _) in surplus {
@@ -311,6 +354,7 @@ impl LocalShared {
             file,
             size: self.options.segment_bytes,
             offset: FIRST_RECORD,
+            flushed_to: FIRST_RECORD,
             first_lsn: writer.last + 1,
             spans: ShardSpans::default(),
         };

@@ -22,6 +22,10 @@ pub trait Disk: Send + Sync {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Returns the bytes that are free for files in `dir`; `None` if that is unknown.
+    fn free(&self, _dir: &Path) -> Option<u64> {
+        None
+    }
 }
 
 /// An open file. It stays usable after a rename.
@@ -82,6 +86,11 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         fs::File::open(dir)?.sync_all()
+    }
+
+    fn free(&self, dir: &Path) -> Option<u64> {
+        let disk = rustix::fs::statvfs(dir).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
     }
 }
 

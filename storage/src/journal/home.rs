@@ -54,4 +54,8 @@ impl Disk for HomeDisk {
         self.home.check()?;
         self.inner.sync_dir(dir)
     }
+
+    fn free(&self, dir: &Path) -> Option<u64> {
+        self.inner.free(dir)
+    }
 }

@@ -108,6 +108,8 @@ pub(super) struct Writer {
     pub(super) closed_for_good: bool,
     pub(super) appends: u64,
     pub(super) appended_bytes: u64,
+    /// The `appended_bytes` up to which the disk has room.
+    pub(super) granted: u64,
     /// Appends for which a sync may wait.
     pub(super) gather: Gather,
     pub(super) syncs: u64,
@@ -120,6 +122,8 @@ pub(super) struct Current {
     pub(super) size: u64,
     /// Offset of the next record.
     pub(super) offset: u64,
+    /// Engines have flushed all records before this offset.
+    pub(super) flushed_to: u64,
     pub(super) first_lsn: Lsn,
     pub(super) spans: ShardSpans,
 }
@@ -219,6 +223,7 @@ impl LocalShared {
                 file,
                 size: options.segment_bytes,
                 offset: FIRST_RECORD,
+                flushed_to: FIRST_RECORD,
                 first_lsn: header.first_lsn,
                 spans: ShardSpans::default(),
             },
@@ -237,6 +242,7 @@ impl LocalShared {
             closed_for_good: false,
             appends: 0,
             appended_bytes: 0,
+            granted: 0,
             gather: Gather::default(),
             syncs: 0,
         };
@@ -357,12 +363,17 @@ impl Journal for LocalJournal {
             spares: writer.spares.len(),
             waiting_bytes: 0,
             bytes: writer.closed.iter().map(|s| s.used).sum::<u64>() + writer.current.offset,
+            unflushed: if self.shared.options.leaves_room { writer.unflushed() } else { 0 },
             appends: writer.appends,
             appended_bytes: writer.appended_bytes,
             syncs: writer.syncs,
             backlog: writer.backlog(),
             holders: writer.holders(),
         }
+    }
+
+    fn is_short(&self) -> bool {
+        self.shared.look_for_room()
     }
 
     fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {

@@ -19,6 +19,7 @@ mod record;
 mod recovered;
 mod recovery;
 mod refusal;
+mod room;
 mod scan;
 mod segment;
 mod sync;
@@ -101,6 +102,12 @@ pub enum JournalError {
     /// Nothing was written and no lsn consumed; the same append may succeed later.
     #[error("no space left for the journal in {}", path.display())]
     NoSpace { path: PathBuf },
+    /// The same, although the disk is not full: the engines need what is free to store what the journal has.
+    #[error(
+        "no space left for the journal in {}: the shards need the {} MiB that are free to store what it has",
+        path.display(), free >> 20
+    )]
+    NoRoom { path: PathBuf, free: u64 },
     /// Nothing was written and no lsn consumed.
     #[error("{doing} {}: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
@@ -167,6 +174,8 @@ pub struct JournalStats {
     pub spares: usize,
     /// Bytes in use in all segments.
     pub bytes: u64,
+    /// Bytes in use in segments with records that engines have not flushed, if their files share its disk.
+    pub unflushed: u64,
     /// Bytes in memory that wait for a remote store.
     pub waiting_bytes: u64,
     /// True if the last append was refused, for lack of space or by an error.
@@ -230,6 +239,12 @@ pub trait Journal: Send + Sync {
 
     /// Returns true if it is in a store over a network, for which a worker's thread must not wait.
     fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Returns true if its disk has room for what engines have not flushed, but hardly for more: what adds
+    /// data should be refused, so that what removes it is not. Commits are refused once there is no room at all.
+    fn is_short(&self) -> bool {
         false
     }
 
@@ -315,6 +330,8 @@ pub struct Options {
     pub salt: u32,
     /// Directory for dropped segments; `None`: they are reused.
     pub archive: Option<PathBuf>,
+    /// True if the engines are on the same disk: then it leaves room for their files.
+    pub leaves_room: bool,
     pub disk: Arc<dyn Disk>,
 }
 
@@ -343,6 +360,7 @@ impl Default for Options {
             inline_sync: false,
             salt: 0,
             archive: None,
+            leaves_room: false,
             disk: Arc::new(RealDisk),
         }
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::JournalError;
 use super::local::{LocalShared, lock};
+use super::room::ENOUGH;
 
 /// How long appends take a disk for full before they try again. Each try fills the remaining space
 /// with zeros.
@@ -35,6 +36,8 @@ struct Cause {
     doing: &'static str,
     kind: io::ErrorKind,
     text: String,
+    /// Free bytes that engines need.
+    free: Option<u64>,
 }
 
 impl LocalShared {
@@ -50,7 +53,7 @@ impl LocalShared {
     fn note_append_after_refusal(&self) {
         self.refusals.last.store(false, Ordering::Relaxed);
         if !lock(&self.writer).spares.is_empty() {
-            self.end_refusal();
+            self.note_room();
         }
     }
 
@@ -60,10 +63,11 @@ impl LocalShared {
     pub(super) fn note_refusal(&self, error: &JournalError) {
         let for_segments = match error {
             JournalError::NoSpace { path } => *path == self.dir,
+            JournalError::NoRoom { .. } => true,
             JournalError::Io { .. } => false,
             _ => return,
         };
-        let is_too_large = for_segments && !lock(&self.writer).spares.is_empty();
+        let is_too_large = for_segments && !lock(&self.writer).spares.is_empty() && self.has_room();
         let mut state = lock(&self.refusals.state);
         self.refusals.last.store(true, Ordering::Relaxed);
         self.refusals.any.store(true, Ordering::Relaxed);
@@ -77,8 +81,19 @@ impl LocalShared {
 
     /// Notes that segments are ready, so there is space.
     pub(super) fn note_room(&self) {
-        if self.refusals.any.load(Ordering::Relaxed) {
+        let any = self.refusals.any.load(Ordering::Relaxed);
+        if any && self.check_room(0, ENOUGH).is_ok() {
             self.end_refusal();
+        }
+    }
+
+    /// Notes that commands are refused before they reach the journal.
+    pub(super) fn note_short(&self, error: &JournalError) {
+        let mut state = lock(&self.refusals.state);
+        if state.refusing.is_none() {
+            state.refusing = Some((Instant::now(), 0));
+            self.refusals.any.store(true, Ordering::Relaxed);
+            tracing::error!("writes are refused: {error}");
         }
     }
 
@@ -95,13 +110,18 @@ impl LocalShared {
 
     /// Notes that no segment could be prepared, and none is left.
     pub(super) fn note_full(&self, error: &JournalError) {
-        let (doing, kind, text) = match error {
-            JournalError::NoSpace { .. } => ("", io::ErrorKind::StorageFull, String::new()),
-            JournalError::Io { doing, source, .. } => (*doing, source.kind(), source.to_string()),
+        let (doing, kind, text, free) = match error {
+            JournalError::NoSpace { .. } => ("", io::ErrorKind::StorageFull, String::new(), None),
+            JournalError::NoRoom { free, .. } => {
+                ("", io::ErrorKind::StorageFull, String::new(), Some(*free))
+            }
+            JournalError::Io { doing, source, .. } => {
+                (*doing, source.kind(), source.to_string(), None)
+            }
             _ => return,
         };
         let mut state = lock(&self.refusals.state);
-        state.full = Some((Instant::now(), Cause { doing, kind, text }));
+        state.full = Some((Instant::now(), Cause { doing, kind, text, free }));
         self.refusals.any.store(true, Ordering::Relaxed);
     }
 
@@ -109,8 +129,11 @@ impl LocalShared {
     pub(super) fn recent_full(&self) -> Option<JournalError> {
         let state = lock(&self.refusals.state);
         let (at, cause) = state.full.as_ref()?;
-        let Cause { doing, kind, text } = cause;
-        let error = || JournalError::io(doing, &self.dir, io::Error::new(*kind, text.clone()));
+        let Cause { doing, kind, text, free } = cause;
+        let error = || match *free {
+            Some(free) => JournalError::NoRoom { path: self.dir.clone(), free },
+            None => JournalError::io(doing, &self.dir, io::Error::new(*kind, text.clone())),
+        };
         (at.elapsed() < ASK_AGAIN).then(error)
     }
 

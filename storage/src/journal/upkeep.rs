@@ -21,12 +21,16 @@ impl LocalShared {
         while self.await_upkeep(failing) {
             let recycled = self.recycle();
             // A lack of space is logged when a write is refused for it.
-            let is_trouble = !matches!(recycled, Ok(()) | Err(JournalError::NoSpace { .. }));
+            let is_trouble = !matches!(
+                recycled,
+                Ok(()) | Err(JournalError::NoSpace { .. } | JournalError::NoRoom { .. })
+            );
             if let (Err(error), false) = (&recycled, told || !is_trouble) {
                 tracing::warn!(%error, "journal segments cannot be dropped; trying again");
             }
             told = is_trouble;
-            failing = recycled.and_then(|()| self.prepare_up_to(Options::READY)).is_err();
+            let prepared = recycled.and_then(|()| self.prepare_up_to(Options::READY, 1));
+            failing = prepared.is_err() || self.refusing().1;
         }
     }
 
@@ -60,6 +64,7 @@ impl LocalShared {
                 writer.flushed.resize(at + 1, 0);
             }
             writer.flushed[at] = writer.flushed[at].max(applied);
+            writer.note_flushed();
             writer.break_oversized_holds();
             writer.droppable() > 0
         };
@@ -88,6 +93,7 @@ impl LocalShared {
         if count == 0 {
             return Ok(());
         }
+        let kept = self.spares_kept(count);
         let (numbers, surplus, mut wanted) = {
             let mut writer = lock(&self.writer);
             let mut numbers = Vec::new();
@@ -98,7 +104,7 @@ impl LocalShared {
                 numbers.push(oldest.number);
                 writer.closed.pop_front();
             }
-            let kept = numbers.len().clamp(*Options::SPARES.start(), *Options::SPARES.end());
+            let kept = kept.min(numbers.len().max(*Options::SPARES.start()));
             let ready = writer.spares.len().min(kept);
             (numbers, writer.spares.split_off(ready), kept - ready)
         };
@@ -143,7 +149,7 @@ impl LocalShared {
         }
     }
 
-    fn remove(&self, number: u64) -> Result<(), JournalError> {
+    pub(super) fn remove(&self, number: u64) -> Result<(), JournalError> {
         let path = segment_path(&self.dir, number);
         self.options.disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))
     }

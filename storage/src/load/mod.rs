@@ -14,7 +14,7 @@ use crate::partition::Partition;
 use crate::shard::Shard;
 use crate::slot::{KeyHash, NotOwned};
 use crate::store::Store;
-use crate::value::{BigStr, Entry, Str, Value, decode_entry};
+use crate::value::{BigStr, EarliestExpiries, Entry, Str, Value, decode_entry};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use range::RangeWork;
@@ -76,6 +76,8 @@ enum LoadedRows {
     },
     Page(Page),
     Index(ElementRange, Vec<IndexPiece>),
+    /// The earliest expiries in the rows of a version.
+    Expiries(u64, EarliestExpiries),
 }
 
 /// Result of a [`LoadPlan`].
@@ -327,6 +329,10 @@ fn apply_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
         }
         LoadedRows::Page(page) => collection.apply_page(page)?,
         LoadedRows::Index(range, pieces) => collection.apply_index(&range, pieces)?,
+        LoadedRows::Expiries(version, found) if version == collection.version() => {
+            collection.apply_expiries(found);
+        }
+        LoadedRows::Expiries(..) => {}
         LoadedRows::Meta(_) => {}
     }
     Ok(())

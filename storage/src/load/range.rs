@@ -5,6 +5,7 @@ use crate::encoding::{get_varint, prefix_range};
 use crate::engine::Engine;
 use crate::need::{ElementRange, IndexBy, IndexPiece, Page, Part};
 use crate::shard::Shard;
+use crate::value::{EarliestExpiries, field_head};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ type ElementOverlay = BTreeMap<Vec<u8>, Option<Bytes>>;
 pub(super) struct RangeWork {
     /// Common beginning of all row keys of the version.
     head: Vec<u8>,
+    version: u64,
     /// The range that `pending` covers.
     range: ElementRange,
     pending: ElementOverlay,
@@ -32,6 +34,7 @@ enum RangeRead {
     All,
     Page { reverse: bool, limit: usize },
     Index { by: IndexBy },
+    Expiries,
 }
 
 impl RangeWork {
@@ -44,24 +47,27 @@ impl RangeWork {
                 (range.clone(), RangeRead::Page { reverse: *reverse, limit: *limit })
             }
             Part::Index { range, by } => (range.clone(), RangeRead::Index { by: *by }),
+            Part::Expiries => (everything, RangeRead::Expiries),
             Part::Fields(_) | Part::Chunks(_) => return None,
         };
-        let mut work = Self { head, range, pending: ElementOverlay::new(), what };
-        work.capture(shard, version);
+        let mut work = Self { head, version, range, pending: ElementOverlay::new(), what };
+        work.capture(shard);
         Some(work)
     }
 
     /// Copies the pending rows of the range; for a page, no more than it may need.
-    fn capture(&mut self, shard: &Shard, version: u64) {
+    fn capture(&mut self, shard: &Shard) {
         let (reverse, most) = match self.what {
             RangeRead::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
-            RangeRead::All | RangeRead::Index { .. } => (false, usize::MAX),
+            RangeRead::All | RangeRead::Index { .. } | RangeRead::Expiries => (false, usize::MAX),
         };
+        let heads = matches!(self.what, RangeRead::Expiries);
         let maps: Vec<_> = shard.maps().collect();
         let mut narrowed = self.range.clone();
         for map in maps.into_iter().rev() {
-            let rows = map.elements_in(version, &self.range);
+            let rows = map.elements_in(self.version, &self.range);
             let copy = |(element, value): (&[u8], Option<&[u8]>)| {
+                let value = value.map(|value| if heads { field_head(value) } else { value });
                 (element.to_vec(), value.map(Bytes::copy_from_slice))
             };
             if reverse {
@@ -93,6 +99,7 @@ impl RangeWork {
                 Ok(LoadedRows::Page(self.read_page(engine, reverse, limit).await?))
             }
             RangeRead::Index { by } => self.read_index(engine, by).await,
+            RangeRead::Expiries => self.read_expiries(engine).await,
         }
     }
 
@@ -204,5 +211,12 @@ impl RangeWork {
         })
         .await?;
         Ok(LoadedRows::Index(self.range, pieces))
+    }
+
+    async fn read_expiries(mut self, engine: &Engine) -> Result<LoadedRows> {
+        let mut found = EarliestExpiries::default();
+        let pending = std::mem::take(&mut self.pending);
+        self.each(engine, pending, |element, value| found.note_row(&element, &value)).await?;
+        Ok(LoadedRows::Expiries(self.version, found))
     }
 }

@@ -6,21 +6,22 @@ use crate::notify::NotifyFlags;
 use crate::value::Value;
 
 impl Store {
-    /// Returns the part of a key's value that has to be in memory before its fields are deleted that have expired at
-    /// `now_ms`.
+    /// Returns the part of a key's value that has to be in memory before some of its fields are deleted that have
+    /// expired at `now_ms`; `None` if all that is needed is there, or none has expired.
     pub fn missing_due(&mut self, db: u32, key: &[u8], now_ms: u64) -> Option<Part> {
         match &self.entry_for_part(db, key)?.value {
-            Value::Hash(hash) => hash.require_due(now_ms).err(),
+            Value::Hash(hash) => hash.require_some_due(now_ms).err(),
             _ => None,
         }
     }
 
-    /// Deletes the expired fields of a hash, all of which have to be in memory, and the hash with its last field.
+    /// Deletes the fields of a hash that are known to have expired, and the hash with its last field. Does nothing if
+    /// [a part](Self::missing_due) has to be in memory before.
     pub fn expire_fields(&mut self, db: u32, key: &[u8]) {
         let now_ms = self.due_ms;
         let Ok(mut entry) = self.entry_mut(db, key) else { return };
         let is_due = match &entry.value {
-            Value::Hash(hash) if hash.require_due(now_ms).is_err() => return,
+            Value::Hash(hash) if hash.require_some_due(now_ms).is_err() => return,
             Value::Hash(hash) => hash.is_due(now_ms),
             _ => false,
         };

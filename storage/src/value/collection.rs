@@ -1,6 +1,7 @@
 //! Behaviour common to all collections: they are packed into the meta row while small, and have
 //! rows of their own for their elements when big.
 
+use super::expiries::EarliestExpiries;
 use crate::encoding::ElementRows;
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
@@ -151,6 +152,9 @@ pub(crate) trait Collection {
     fn apply_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
         Ok(())
     }
+
+    /// Applies the earliest expiries of its elements, which were read from its rows.
+    fn apply_expiries(&mut self, _found: EarliestExpiries) {}
 
     /// Returns the number of elements that are known to exist or not, if it is counted.
     fn known(&self) -> usize {

@@ -1,12 +1,13 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
 use super::collection::{Collection, ElementHint};
+use super::expiries::EarliestExpiries;
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey};
 use crate::need::{Page, Part};
 use crate::prefetch::prefetch;
 use crate::reclaim::{Parts, Reclaimed};
-use crate::value::meta::{self, encode_hash};
+use crate::value::meta::{self, encode_hash, field_parts};
 use crate::value::{decode_field, encode_field};
 use anyhow::Context;
 use bytes::Bytes;
@@ -23,9 +24,9 @@ pub struct Field {
 /// Approximate memory use of an expiry, in bytes.
 const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 
-/// Maximum number of expiries that are known of a hash when fields leave memory, and the greatest length of their
-/// names: they are found without the other fields when they are due.
-const MAX_KEPT: usize = 8192;
+/// Maximum number of expiries that are known of a hash when fields leave memory, twice as many as a walk over its
+/// rows finds, and the greatest length of their names: they are found without the other fields when they are due.
+const MAX_KEPT: usize = 16_384;
 const MAX_KEPT_NAME: usize = 64;
 
 /// A hash, some of whose fields may not be in memory.
@@ -173,13 +174,31 @@ impl Hash {
         self.fields.require(names)
     }
 
-    /// Checks that the fields that have expired at `now_ms` are known, and in memory.
+    /// Checks that all fields that have expired at `now_ms` are known, and in memory.
     pub fn require_due(&self, now_ms: u64) -> Result<(), Part> {
-        if (1..=now_ms).contains(&self.min_unknown_expire_at_ms) {
+        if self.may_know_less(now_ms) {
             self.require_all()?;
         }
-        let due = self.expiries.iter().take_while(|(at, _)| *at <= now_ms);
-        self.require(due.map(|(_, name)| &**name))
+        self.require_known_due(now_ms).map(drop)
+    }
+
+    /// Checks that some fields that have expired at `now_ms` are in memory, if there are any.
+    pub fn require_some_due(&self, now_ms: u64) -> Result<(), Part> {
+        let known = self.require_known_due(now_ms)?;
+        if known == 0 && self.may_know_less(now_ms) { Err(Part::Expiries) } else { Ok(()) }
+    }
+
+    /// Returns true if fields may have expired at `now_ms` that are not known to expire then.
+    fn may_know_less(&self, now_ms: u64) -> bool {
+        (1..=now_ms).contains(&self.min_unknown_expire_at_ms)
+    }
+
+    /// Checks that the fields of which it is known that they have expired at `now_ms` are in memory, and returns
+    /// their number.
+    fn require_known_due(&self, now_ms: u64) -> Result<usize, Part> {
+        let due = || self.expiries.iter().take_while(|(at, _)| *at <= now_ms);
+        self.require(due().map(|(_, name)| &**name))?;
+        Ok(due().count())
     }
 
     /// Checks that every field is in memory.
@@ -250,8 +269,8 @@ impl Hash {
         true
     }
 
-    /// Removes all fields expired at `now_ms`, and returns their names; see [`require_due`](Self::require_due).
-    /// Takes time proportional to them.
+    /// Removes the fields that are known to have expired at `now_ms`, and returns their names; see
+    /// [`require_some_due`](Self::require_some_due). Takes time proportional to them.
     pub fn remove_expired(&mut self, now_ms: u64) -> Vec<Box<[u8]>> {
         let mut removed = Vec::new();
         while self.expiries.first().is_some_and(|(at, _)| *at <= now_ms) {
@@ -419,6 +438,16 @@ impl Collection for Hash {
         Ok(())
     }
 
+    fn apply_expiries(&mut self, earliest: EarliestExpiries) {
+        if self.is_complete() {
+            return;
+        }
+        let (found, rest_from_ms) = earliest.into_parts();
+        // The rows may be older than fields in memory, the expiries of which are all known.
+        self.expiries.extend(found.into_iter().filter(|(_, name)| !self.fields.knows(name)));
+        self.min_unknown_expire_at_ms = rest_from_ms;
+    }
+
     fn known(&self) -> usize {
         self.fields.known_len()
     }
@@ -441,8 +470,17 @@ impl Collection for Hash {
 
 fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, Field)> {
     let (kept, field) = decode_field(row)?;
-    let name = kept.or_else(|| Row::plain_name(element)).context("an element row has no name")?;
-    Ok((name.into(), field))
+    Ok((name_of(element, kept)?.into(), field))
+}
+
+fn name_of<'a>(element: &'a [u8], kept: Option<&'a [u8]>) -> anyhow::Result<&'a [u8]> {
+    kept.or_else(|| Row::plain_name(element)).context("an element row has no name")
+}
+
+/// Returns the name of a field and its expiry (0: it never expires) from its row, which may be without the value.
+pub(super) fn read_expiry<'a>(element: &'a [u8], row: &'a [u8]) -> anyhow::Result<(&'a [u8], u64)> {
+    let parts = field_parts(row)?;
+    Ok((name_of(element, parts.name)?, parts.expire_at_ms))
 }
 
 impl Field {
@@ -512,6 +550,35 @@ mod tests {
         hash.apply_loaded(&[b'n'; MAX_KEPT_NAME + 1], field(40));
         hash.shed(100);
         assert_eq!((hash.require_due(39), hash.require_due(40)), (Ok(()), Err(Part::All)));
+        assert_eq!(
+            (hash.require_some_due(39), hash.require_some_due(40)),
+            (Ok(()), Err(Part::Expiries))
+        );
+    }
+
+    #[test]
+    fn the_earliest_expiries_are_found_without_the_fields() {
+        let field = |expire_at_ms| Field { value: b"1"[..].into(), expire_at_ms };
+        let mut hash = Hash::from_meta(9, (4, 0), true, 30);
+        // Its row is older: a change of this round.
+        hash.apply_loaded(b"changed", Some(field(30)));
+        assert!(hash.set_expiry(b"changed", 90));
+        assert_eq!(hash.require_some_due(29), Ok(()));
+        assert_eq!(hash.require_some_due(40), Err(Part::Expiries));
+        let mut earliest = EarliestExpiries::default();
+        for (name, at) in [("changed", 30), ("a", 40), ("b", 50), ("c", 0)] {
+            let mut row = Vec::new();
+            encode_field(&mut row, &field(at), None);
+            let element = RowKey::named_element(7, name.as_bytes());
+            earliest.note_row(&element, meta::field_head(&row)).unwrap();
+        }
+        hash.apply_expiries(earliest);
+        assert_eq!(hash.min_expire_at_ms(), 40);
+        assert_eq!(hash.require_some_due(40), Err(Part::Fields(vec![b"a"[..].into()])));
+        hash.apply_loaded(b"a", Some(field(40)));
+        assert_eq!(hash.require_some_due(40), Ok(()));
+        assert_eq!(hash.remove_expired(40), [b"a"[..].into()]);
+        assert_eq!((hash.len(), hash.min_expire_at_ms()), (3, 50));
     }
 
     #[test]

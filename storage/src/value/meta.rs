@@ -344,8 +344,30 @@ pub fn encode_field(out: &mut Vec<u8>, field: &Field, name: Option<&[u8]>) {
     out.extend_from_slice(&field.value);
 }
 
+/// The parts of a field's element row.
+#[derive(Debug)]
+pub(crate) struct FieldParts<'a> {
+    /// The name, if the row has it.
+    pub(crate) name: Option<&'a [u8]>,
+    /// 0: the field never expires.
+    pub(crate) expire_at_ms: u64,
+    pub(crate) value: &'a [u8],
+}
+
 /// Decodes a field's element row: the name, if the row has it, and the field.
 pub fn decode_field(row: &[u8]) -> Result<(Option<&[u8]>, Field), MetaError> {
+    let FieldParts { name, expire_at_ms, value } = field_parts(row)?;
+    Ok((name, Field { value: value.into(), expire_at_ms }))
+}
+
+/// Returns a field's element row without the value at its end.
+pub(crate) fn field_head(row: &[u8]) -> &[u8] {
+    let value = field_parts(row).map_or(0, |parts| parts.value.len());
+    &row[..row.len() - value]
+}
+
+/// Returns the parts of a field's element row.
+pub(crate) fn field_parts(row: &[u8]) -> Result<FieldParts<'_>, MetaError> {
     let mut rest = row;
     let [flags] = *take::<1>(&mut rest).ok_or(damaged("empty field"))?;
     let expire_at_ms = if flags & FIELD_EXPIRES != 0 {
@@ -358,7 +380,7 @@ pub fn decode_field(row: &[u8]) -> Result<(Option<&[u8]>, Field), MetaError> {
     } else {
         None
     };
-    Ok((name, Field { value: rest.into(), expire_at_ms }))
+    Ok(FieldParts { name, expire_at_ms, value: rest })
 }
 
 fn take<'a, const N: usize>(input: &mut &'a [u8]) -> Option<&'a [u8; N]> {

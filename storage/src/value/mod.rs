@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod collection;
+mod expiries;
 pub mod hash;
 pub mod list;
 pub(crate) mod members;
@@ -25,8 +26,10 @@ use crate::need::Part;
 pub use access::AccessCounting;
 use collection::Collection;
 pub use collection::ElementHint;
+pub(crate) use expiries::EarliestExpiries;
 pub use hash::{Field, Hash};
 pub use list::List;
+pub(crate) use meta::field_head;
 pub use meta::{MetaError, decode_entry, decode_field, decode_state, encode_field, encode_meta};
 pub use set::{Set, SetEncoding};
 pub use size::{SIZE_UNIT, row_units};

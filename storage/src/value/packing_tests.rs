@@ -115,7 +115,7 @@ impl Stored {
                 let range = ElementRange { ..range };
                 collection.apply_page(Page { range, rows }).expect("applied");
             }
-            Part::Chunks(_) => panic!("it is no string"),
+            Part::Chunks(_) | Part::Expiries => panic!("nobody asks for {part:?}"),
         }
     }
 

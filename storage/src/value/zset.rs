@@ -414,7 +414,7 @@ impl Collection for Zset {
                 self.order.has_page(range, *reverse)
             }
             Part::Index { range, .. } => self.order.has_index(range),
-            Part::Page { .. } | Part::Chunks(_) => false,
+            Part::Page { .. } | Part::Chunks(_) | Part::Expiries => false,
         }
     }
 

@@ -283,9 +283,13 @@ impl World {
                     let db = self.partition.store.db_of(due.generation).unwrap();
                     self.run(|store| store.peek(db, &due.key).map(|_| ()));
                     let now_ms = self.model.now_ms;
-                    let missing = self.partition.store.missing_due(db, &due.key, now_ms);
-                    if due.fields && missing.is_some() {
-                        self.load(Need { db, key: due.key.clone(), part: missing });
+                    while let Some(part) = self
+                        .partition
+                        .store
+                        .missing_due(db, &due.key, now_ms)
+                        .filter(|_| due.fields)
+                    {
+                        self.load(Need { db, key: due.key.clone(), part: Some(part) });
                     }
                     self.partition.store.begin(self.model.now_ms, false);
                     if due.fields {

@@ -374,7 +374,8 @@ impl Page<'_> {
 
     fn persistence(&mut self) {
         let journal = self.node.journal.stats();
-        let is_failing = journal.last_refused || self.node.journal.failed().is_some();
+        let is_short = self.node.health.short_of_disk.load(Ordering::Relaxed);
+        let is_failing = journal.last_refused || is_short || self.node.journal.failed().is_some();
         let last_write = if is_failing { "err" } else { "ok" };
         let save = self.node.checkpoints.stats();
         let seconds = |time: std::time::Duration| time.as_secs().cast_signed();

@@ -494,6 +494,7 @@ impl Journal for BucketJournal {
             spares: 0,
             bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,
             waiting_bytes: state.waiting as u64,
+            unflushed: 0,
             appends: state.appends,
             appended_bytes: state.appended_bytes,
             syncs: state.puts,

@@ -46,6 +46,88 @@ fn a_full_disk_is_a_state_that_ends_by_itself() {
     assert_eq!(refusing(), (false, false));
 }
 
+/// A journal whose disk is also that of engines.
+fn with_engines(disk: &Arc<SimDisk>) -> Arc<LocalJournal> {
+    let options =
+        Options { leaves_room: true, segment_bytes: 4 << 20, ..options(disk, SyncMode::No) };
+    LocalJournal::recover(dir(), options).unwrap().start(0, 0).unwrap()
+}
+
+/// Appends until that is refused; returns the last lsn.
+fn until_refused(journal: &LocalJournal) -> Lsn {
+    loop {
+        if let Err(refused) = journal.append(0, &[0], &[&[1; 100_000]]) {
+            assert!(matches!(refused, JournalError::NoRoom { .. }), "{refused:?}");
+            return journal.end();
+        }
+    }
+}
+
+#[test]
+fn the_engines_keep_room_for_what_the_journal_has() {
+    const FREE: u64 = 12 << 20;
+    let disk = Arc::new(SimDisk::default());
+    disk.set_free(FREE);
+    let journal = with_engines(&disk);
+    eventually("a spare", || journal.stats().spares >= 1);
+    let last = until_refused(&journal);
+    let stats = journal.stats();
+    let room = FREE * 4 / 5;
+    // A segment that it would have to make takes room, too.
+    assert!((room - (6 << 20)..=room).contains(&stats.unflushed), "{stats:?}");
+    assert!(stats.refusing, "{stats:?}");
+    assert!(journal.append(0, &[0], &[&[1; 100_000]]).is_err());
+    journal.flushed(0, last);
+    assert_eq!(journal.stats().unflushed, 0);
+    eventually("room", || !journal.stats().refusing);
+    // So it goes on in the last segment, and from there on.
+    for _ in 0..20 {
+        let last = until_refused(&journal);
+        journal.flushed(0, last);
+        eventually("room", || !journal.stats().refusing);
+    }
+    // One that is too large is refused alone.
+    assert!(journal.append(0, &[0], &[&vec![1; 11 << 20]]).is_err());
+    let stats = journal.stats();
+    assert!(!stats.refusing, "{stats:?}");
+    journal.append(0, &[0], &[b"small"]).unwrap();
+}
+
+#[test]
+fn what_adds_data_is_refused_before_there_is_no_room_at_all() {
+    let disk = Arc::new(SimDisk::default());
+    disk.set_free(100 << 20);
+    let journal = with_engines(&disk);
+    journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
+    assert!(!journal.is_short() && !journal.stats().refusing);
+    // Less than a segment beside the rows.
+    disk.set_free(4 << 20);
+    assert!(journal.is_short() && journal.stats().refusing);
+    // Deletions are not refused.
+    journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
+    disk.set_free(6 << 20);
+    assert!(journal.is_short(), "it has to be enough for a while");
+    disk.set_free(100 << 20);
+    assert!(!journal.is_short());
+    eventually("room", || !journal.stats().refusing);
+}
+
+#[test]
+fn merges_or_others_may_take_the_room_meanwhile() {
+    let disk = Arc::new(SimDisk::default());
+    disk.set_free(100 << 20);
+    let journal = with_engines(&disk);
+    let last = journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
+    disk.set_free(1000);
+    until_refused(&journal);
+    // At most what was granted before.
+    assert!(journal.stats().unflushed < 2 << 20, "{:?}", journal.stats());
+    assert!(journal.end() > last && journal.stats().refusing);
+    disk.set_free(100 << 20);
+    eventually("room", || !journal.stats().refusing);
+    journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
+}
+
 #[test]
 fn a_commit_that_is_too_large_for_the_disk_is_refused_alone() {
     let disk = Arc::new(SimDisk::default());

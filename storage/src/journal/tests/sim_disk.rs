@@ -61,6 +61,8 @@ struct State {
     lives: Option<u64>,
     /// Maximum total size of the files in bytes.
     capacity: Option<usize>,
+    /// Bytes that it says are free.
+    free: Option<u64>,
     /// Writes that succeed before those that fail.
     passing_writes: usize,
     /// The next writes that fail, after this many bytes have been written.
@@ -144,6 +146,10 @@ impl SimDisk {
 
     pub(super) fn set_capacity(&self, capacity: Option<usize>) {
         self.state.lock().unwrap().capacity = capacity;
+    }
+
+    pub(super) fn set_free(&self, free: u64) {
+        self.state.lock().unwrap().free = Some(free);
     }
 
     pub(super) fn used(&self) -> usize {
@@ -256,6 +262,10 @@ impl Disk for Handle {
         state.safe_names = state.names.clone();
         state.changes.clear();
         Ok(())
+    }
+
+    fn free(&self, _dir: &Path) -> Option<u64> {
+        self.0.state.lock().unwrap().free
     }
 }
 
