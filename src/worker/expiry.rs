@@ -116,7 +116,8 @@ impl Worker {
     }
 
     /// Deletes expired keys, and fields that are known to have expired, under the locks of the keys; with `walk`, the
-    /// rows of hashes are walked for the fields that expire first. Returns the keys and hashes of which more may have to be deleted.
+    /// rows of hashes are walked for the fields that expire first. Returns the keys and hashes of which more may have to
+    /// be deleted.
     async fn delete_due(self: &Rc<Self>, due: Vec<Due>, walk: bool) -> Option<Vec<Due>> {
         let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
         let (_lock, granted) = self.lock(&keys);

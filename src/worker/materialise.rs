@@ -105,10 +105,11 @@ impl Worker {
             self.partition.borrow_mut().observe_flushed();
             self.share_memory();
             let journal_eighths = self.journal_eighths();
-            let is_short = self.node.journal.is_short();
+            let is_short = self.node.journal.look_for_room();
             self.node.health.short_of_disk.store(is_short, Ordering::Relaxed);
             // What is flushed makes room.
-            let urges = self.node.journal.stats().refusing.then(|| self.node.journal.durable());
+            let is_refusing = !self.node.journal.is_remote() && self.node.journal.stats().refusing;
+            let urges = is_refusing.then(|| self.node.journal.durable());
             for stay in self.tended() {
                 urges.map(|up_to| self.urge_flush(stay.shard, up_to));
                 self.reopen_if_closed(stay);

@@ -372,7 +372,7 @@ impl Journal for LocalJournal {
         }
     }
 
-    fn is_short(&self) -> bool {
+    fn look_for_room(&self) -> bool {
         self.shared.look_for_room()
     }
 

@@ -242,9 +242,10 @@ pub trait Journal: Send + Sync {
         false
     }
 
-    /// Returns true if its disk has room for what engines have not flushed, but hardly for more: what adds
-    /// data should be refused, so that what removes it is not. Commits are refused once there is no room at all.
-    fn is_short(&self) -> bool {
+    /// Looks for room on its disk. Returns true if there is some for what engines have not flushed, but hardly for
+    /// more: what adds data should be refused, so that what removes it is not. It counts as refusing then, and
+    /// prepared segments are removed. Commits are refused once there is no room at all.
+    fn look_for_room(&self) -> bool {
         false
     }
 

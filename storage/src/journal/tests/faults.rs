@@ -99,16 +99,16 @@ fn what_adds_data_is_refused_before_there_is_no_room_at_all() {
     disk.set_free(100 << 20);
     let journal = with_engines(&disk);
     journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
-    assert!(!journal.is_short() && !journal.stats().refusing);
+    assert!(!journal.look_for_room() && !journal.stats().refusing);
     // Less than a segment beside the rows.
     disk.set_free(4 << 20);
-    assert!(journal.is_short() && journal.stats().refusing);
+    assert!(journal.look_for_room() && journal.stats().refusing);
     // Deletions are not refused.
     journal.append(0, &[0], &[&[1; 100_000]]).unwrap();
     disk.set_free(6 << 20);
-    assert!(journal.is_short(), "it has to be enough for a while");
+    assert!(journal.look_for_room(), "it has to be enough for a while");
     disk.set_free(100 << 20);
-    assert!(!journal.is_short());
+    assert!(!journal.look_for_room());
     eventually("room", || !journal.stats().refusing);
 }
 
