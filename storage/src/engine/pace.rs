@@ -17,7 +17,7 @@
 //! keeps its segments, and a full disk would stay full.
 
 use super::pause::SharedPause;
-use crate::journal::{Disk, RealDisk};
+use crate::journal::{Disk, RealDisk, files_of};
 use crate::place::Guarded;
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -141,10 +141,10 @@ impl MergePace {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Has merges leave room on the disk for flushes of so many bytes, unless these wait for merges: given the
+    /// Has merges leave room on the disk for flushes of so many bytes of records, unless these wait for merges: given the
     /// greatest use of an engine's room for files of level 0.
     pub fn leave_free(&self, bytes: u64, level0_use: f64) {
-        let left = if level0_use < LEVEL0_CROWDED.0 { bytes + bytes / 4 + LEFT_FREE } else { 0 };
+        let left = if level0_use < LEVEL0_CROWDED.0 { files_of(bytes) + LEFT_FREE } else { 0 };
         self.left_free.store(left, Ordering::Relaxed);
     }
 

@@ -54,6 +54,7 @@ pub use local::LocalJournal;
 pub use read::HoldId;
 pub use recovered::{Pieces, Recovered};
 pub use recovery::Recovery;
+pub(crate) use room::files_of;
 
 /// Log sequence number, a commit's position in the journal: from 1 on, greater for later commits; 0
 /// means "nothing".

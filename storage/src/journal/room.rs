@@ -24,6 +24,11 @@ pub(super) const ENOUGH: usize = 2;
 /// Part of the free bytes that prepared segments may take.
 const FOR_SPARES: u64 = 4;
 
+/// Returns the bytes that files of engines may need for so many bytes of records.
+pub(crate) fn files_of(records: u64) -> u64 {
+    records + records / FILES_NEED
+}
+
 impl Writer {
     /// Returns an upper bound of the bytes of records that engines have not flushed.
     pub(super) fn unflushed(&self) -> u64 {
@@ -63,7 +68,7 @@ impl LocalShared {
     pub(super) fn check_room(&self, bytes: u64, segments: usize) -> Result<(), JournalError> {
         let Some(free) = self.free() else { return Ok(()) };
         let rows = lock(&self.writer).unflushed() + bytes;
-        let needed = rows + rows / FILES_NEED + segments as u64 * self.options.segment_bytes;
+        let needed = files_of(rows) + segments as u64 * self.options.segment_bytes;
         if free >= needed {
             return Ok(());
         }
@@ -94,13 +99,12 @@ impl LocalShared {
         true
     }
 
-    /// Returns how many of the segments that were just dropped may be kept as spares.
-    pub(super) fn spares_kept(&self, dropped: usize) -> usize {
+    /// Returns how many spares may be kept.
+    pub(super) fn most_spares(&self) -> usize {
         let (least, most) = (*Options::SPARES.start(), *Options::SPARES.end());
-        let room = self.free().map_or(most, |free| {
-            usize::try_from(free / FOR_SPARES / self.options.segment_bytes).unwrap_or(most)
-        });
-        dropped.clamp(least, room.clamp(least, most))
+        let room = self.free().map(|free| free / FOR_SPARES / self.options.segment_bytes);
+        room.and_then(|room| usize::try_from(room).ok())
+            .map_or(most, |room| room.clamp(least, most))
     }
 
     /// Removes the prepared segments: they are made again where there is room.

@@ -93,7 +93,7 @@ impl LocalShared {
         if count == 0 {
             return Ok(());
         }
-        let kept = self.spares_kept(count);
+        let most = self.most_spares();
         let (numbers, surplus, mut wanted) = {
             let mut writer = lock(&self.writer);
             let mut numbers = Vec::new();
@@ -104,7 +104,7 @@ impl LocalShared {
                 numbers.push(oldest.number);
                 writer.closed.pop_front();
             }
-            let kept = kept.min(numbers.len().max(*Options::SPARES.start()));
+            let kept = numbers.len().clamp(*Options::SPARES.start(), most);
             let ready = writer.spares.len().min(kept);
             (numbers, writer.spares.split_off(ready), kept - ready)
         };
