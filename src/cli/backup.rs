@@ -232,7 +232,10 @@ impl CheckpointsArgs {
     pub(super) fn run(self) -> Result<()> {
         if let Some(from) = self.from {
             let place = Place::parse(&from)?;
-            let backups = block_on(async move { list_backups(&place).await })?;
+            let backups = block_on(list_backups(&place))?;
+            if backups.is_empty() {
+                bail!("there are no backups in {place}");
+            }
             for backup in backups {
                 show(&backup.checkpoint, "bytes", backup.bytes());
             }
@@ -240,7 +243,9 @@ impl CheckpointsArgs {
         }
         let place = Place::parse(&self.dir)?;
         let listing = async move {
-            is_data_directory(&place).await?;
+            if !is_data_directory(&place).await? {
+                bail!("{place} is no data directory");
+            }
             Catalog::of(&place).list().await
         };
         for checkpoint in block_on(listing)? {

@@ -23,6 +23,7 @@ use crate::worker::{
 };
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::Store;
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -49,8 +50,6 @@ pub(super) struct Coordination {
     pub(super) client: u64,
     /// Limit of the command's wait for locks.
     pub(super) patience: Patience,
-    /// True for a job that runs while no command does.
-    pub(super) is_rest: bool,
     /// Holds, by worker.
     pub(super) holds: BTreeMap<usize, u64>,
     /// True if the holds are on whole workers; they last until the command has ended.
@@ -61,6 +60,8 @@ pub(super) struct Coordination {
     pub(super) awaited: Vec<LockKey>,
     /// Big keys that its attempts have changed and lost: the next one copies them before.
     lost: Vec<LockKey>,
+    /// Lsn that has to be durable before a reply may show what it was lent; 0: all of it is.
+    pub(super) seen: Lsn,
     /// Notes of the command, and the rounds that show with it at the coordinator's worker.
     notes: Vec<Note>,
     pub(super) shown: Shown,
@@ -81,6 +82,12 @@ impl Coordination {
         let OwnedCommand { command, request, .. } = command;
         let (client, patience) = (changer(command, request.client), Patience::of(command, request));
         Self { client, patience, reader: request.client, ..Self::default() }
+    }
+
+    /// Notes the rounds that replies show: those of what was lent, and of a record.
+    fn show(&mut self, worker: &Worker, record: Lsn) {
+        let lsn = record.max(self.seen);
+        self.shown = if lsn == 0 { Shown::default() } else { worker.showing(lsn) };
     }
 }
 
@@ -325,6 +332,8 @@ async fn attempt(
             ran.effects.published.clear();
             ran.effects.read.clear();
             held.effects = ran.effects;
+            // Its error may tell of what it has read.
+            held.show(worker, 0);
         }
         abandon(worker, command, held, ran.store, keep).await;
         return ran.outcome;
@@ -385,7 +394,7 @@ pub(super) async fn commit_and_apply(
     let generations = if held.rearranged { &generations[..] } else { &[] };
     let stored = Changed::Stored { record: record.as_ref(), generations };
     hand_back(worker, held, space.drain(), stored, false).await;
-    held.shown = record.map_or_else(Shown::default, |(lsn, _)| worker.showing(lsn));
+    held.show(worker, record.map_or(0, |(lsn, _)| lsn));
     Ok(())
 }
 

@@ -47,6 +47,7 @@ pub(super) async fn borrow(
         worker.end_long_turn(asked.keys.len()).await;
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
+        held.seen = held.seen.max(grant.seen);
         held.awaited.extend(grant.awaited);
         // Under a hold on every worker, the generations are unchanged.
         if !held.exclusive && space.is_untouched() && space.generations() != grant.generations {
@@ -69,8 +70,9 @@ pub(super) async fn hold_all(
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
         match acquire_whole(worker, target, held).await {
-            Ok(hold) => {
-                held.holds.insert(target, hold);
+            Ok(grant) => {
+                held.holds.insert(target, grant.hold);
+                held.seen = held.seen.max(grant.seen);
             }
             Err(text) => {
                 release(worker, held, Vec::new()).await;
@@ -86,10 +88,9 @@ async fn acquire_whole(
     worker: &Rc<Worker>,
     target: usize,
     held: &Coordination,
-) -> Result<u64, RoundError> {
-    let (patience, is_rest) = (held.patience, held.is_rest);
-    let whole = Acquire { all: true, patience, is_rest, ..Acquire::default() };
-    acquire(worker, target, whole).await.map(|grant| grant.hold)
+) -> Result<Grant, RoundError> {
+    let whole = Acquire { all: true, patience: held.patience, ..Acquire::default() };
+    acquire(worker, target, whole).await
 }
 
 /// Sends a request to one worker; fails with the error text for the client.

@@ -34,13 +34,13 @@ struct Part {
 }
 
 /// Replaces the replies that show changes which are not stored by an error: those of commands that
-/// write, and that read what these have written.
-fn fail(parts: &mut [Part], commands: &[OwnedCommand], error: &RoundError) {
+/// write, and that read what these have written. `of_all`: what was lent is not known to be stored either.
+fn fail(parts: &mut [Part], commands: &[OwnedCommand], error: &RoundError, of_all: bool) {
     let mut written = HashSet::new();
     for (part, one) in parts.iter_mut().zip(commands) {
         let keys = one.lock_keys();
         let only_reads = one.command.spec.has(flag!(READONLY));
-        let shows_none = only_reads && keys.iter().all(|key| !written.contains(key));
+        let shows_none = only_reads && !of_all && keys.iter().all(|key| !written.contains(key));
         if shows_none || part.answer.outcome == Outcome::Refused {
             continue;
         }
@@ -96,7 +96,7 @@ async fn lend_to_all(
         error => error,
     };
     if let Err(error) = stored {
-        fail(&mut parts, commands, &error);
+        fail(&mut parts, commands, &error, held.seen != 0);
     }
     let end = |part: Part| {
         if let Some(text) = part.text {

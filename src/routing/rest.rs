@@ -19,7 +19,7 @@ pub(crate) async fn at_rest<T: 'static>(
     let coordinator = worker.clone();
     let resting = Box::pin(async move {
         let mut held = Coordination::default();
-        (held.patience, held.is_rest) = (Patience::Short, true);
+        held.patience = Patience::Short;
         hold_all(&coordinator, &mut held).await?;
         let done = job.await;
         release(&coordinator, &mut held, Vec::new()).await;

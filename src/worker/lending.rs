@@ -2,8 +2,10 @@
 //! lent.
 //!
 //! A coordinator sends an [`Acquire`]; once the locks are granted, everything is loaded, and its
-//! rounds are stored, the worker answers with a [`Grant`]. [`Apply`] returns the entries with the
-//! record that the coordinator has appended, applies its changes, and ends the hold.
+//! rounds are in the journal, the worker answers with a [`Grant`]. [`Apply`] returns the entries with
+//! the record that the coordinator has appended, applies its changes, and ends the hold. No loan waits
+//! for the disk or for replicas, so that no lock is held meanwhile: the reply does, if it shows what
+//! is not durable.
 
 use super::hop::GrantKey;
 use super::turns::MANY_KEYS;
@@ -32,8 +34,6 @@ pub struct Acquire {
     pub needs: Vec<Need>,
     /// True to hold the whole worker, for commands on databases.
     pub all: bool,
-    /// True if nothing is to be in the middle, and it need not be confirmed by replicas.
-    pub is_rest: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
     /// Limit of the wait for the locks.
@@ -52,6 +52,8 @@ pub struct Grant {
     pub awaited: Vec<LockKey>,
     /// Generations of the databases; they are constant while the hold lasts.
     pub generations: Vec<u32>,
+    /// Lsn that has to be durable before a reply may show the entries; 0: it is.
+    pub seen: Lsn,
     /// Error text for the client if loading failed: nothing is lent, and no new lock is held.
     pub error: Option<RoundError>,
 }
@@ -150,8 +152,8 @@ impl Worker {
         });
     }
 
-    /// Returns true if few keys are asked for, and all are in memory and stored: they are lent at
-    /// once, without a task.
+    /// Returns true if few keys are asked for, and all are in memory and in the journal: they are lent
+    /// at once, without a task.
     fn has_for_loan(&self, acquire: &Acquire) -> bool {
         if acquire.all || !acquire.needs.is_empty() || acquire.keys.len() > AT_ONCE {
             return false;
@@ -177,10 +179,10 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let is_hot = |(db, key): &LockKey| partition.store.is_hot(*db, key);
         (!is_open || acquire.keys.iter().all(is_hot))
-            && self.rounds.is_stored(&self.rounds.stored(newest), self.is_always())
+            && self.rounds.is_stored(&self.rounds.stored(newest), false)
     }
 
-    /// Loads everything that is asked for, and waits until it is stored.
+    /// Loads everything that is asked for, and waits until it is in the journal.
     async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), RoundError> {
         loop {
             self.load_for_loan(acquire).await?;
@@ -208,8 +210,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until the entries to be lent are stored. Returns false if that failed: they have to be
-    /// loaded again as they were before.
+    /// Waits until the entries to be lent are in the journal. Returns false if that failed: they have
+    /// to be loaded again as they were before.
     async fn settle_loan(&self, acquire: &Acquire) -> Result<bool, RoundError> {
         let round = {
             let mut partition = self.partition.borrow_mut();
@@ -222,17 +224,29 @@ impl Worker {
         if round > self.partition.borrow().closed() {
             self.commit();
         }
-        // Who wants the workers to rest need not wait for replicas: they may be gone for good.
-        let is_rest = acquire.is_rest && self.node.followers.acks.is_active();
-        let (shown, to_disk) = (self.rounds.stored(round), self.is_always() && !is_rest);
-        self.rounds.wait(&shown, to_disk).await;
-        self.rounds.any_failure(&shown, to_disk).map_or(Ok(()), Err)?;
+        let shown = self.rounds.stored(round);
+        self.rounds.wait(&shown, false).await;
+        self.rounds.any_failure(&shown, false).map_or(Ok(()), Err)?;
         let mut partition = self.partition.borrow_mut();
         Ok(acquire.keys.iter().all(|(db, key)| partition.store.is_hot(*db, key)))
     }
 
+    /// Returns the lsn for which replies wait that show what is lent; 0: for none.
+    fn lsn_of_loan(&self, acquire: &Acquire) -> Lsn {
+        if !self.is_always() {
+            return 0;
+        }
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
+        let newest = acquire.keys.iter().filter_map(|(db, key)| store.round_of(*db, key)).max();
+        let newest = self.rounds.stored(newest.unwrap_or(0));
+        let is_durable = !acquire.all && self.rounds.is_stored(&newest, true);
+        if is_durable { 0 } else { partition.undurable() }
+    }
+
     /// Lends the entries, which are locked by `lock` or by the hold of the request.
     fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: GrantTo) {
+        let seen = self.lsn_of_loan(acquire);
         let mut entries = Vec::with_capacity(acquire.keys.len());
         let mut partition = self.partition.borrow_mut();
         for (db, key) in &acquire.keys {
@@ -257,7 +271,7 @@ impl Worker {
             false => acquire.keys.iter().filter(|key| table.is_awaited(key)).cloned().collect(),
         };
         drop(table);
-        let grant = Grant { hold, entries, awaited, generations, error: None };
+        let grant = Grant { hold, entries, awaited, generations, seen, error: None };
         if let Err(grant) = self.grant(to, grant)
             && let Some(apply) = grant.unused()
         {
@@ -288,7 +302,7 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
         for (db, key) in apply.forget {
-            partition.store.forget(db, &key);
+            partition.forget(db, &key);
         }
         for (db, entry, written) in apply.entries {
             partition.store.give_back(db, entry, written);

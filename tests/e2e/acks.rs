@@ -126,7 +126,7 @@ pub(super) fn ask(client: &mut Connection, words: &[&str]) -> String {
 }
 
 /// Returns true if there are so many keys, those that wait for replicas among them.
-fn has_keys(client: &mut Connection, keys: usize) -> bool {
+pub(super) fn has_keys(client: &mut Connection, keys: usize) -> bool {
     let all: String = cmd("INFO").arg("keyspace").query(client).expect("INFO");
     all.contains(&format!("db0:keys={keys},"))
 }
@@ -179,6 +179,45 @@ fn a_reply_waits_until_a_replica_has_what_it_shows() {
             assert_eq!(replies[10], "v");
             assert_eq!(replies[12], "int(13)");
         }
+    }
+}
+
+/// Only replies wait for replicas: no key is locked so long, whatever workers a command needs.
+#[test]
+fn commands_run_on_what_is_not_confirmed_and_their_replies_wait() {
+    let server = Server::start(&[SYNC, PATIENT, &["--serve-stale-data", "yes"]].concat());
+    let mut client = server.client();
+    let fake = Fake::follow(&server, APPLIED | STORED);
+    until("writes are accepted", || ask(&mut client, &["SET", "before", "v"]) == "ok");
+    fake.tell(APPLIED);
+    // Each of their connections belongs to one worker or the other.
+    let on_each = |words: &[&str]| -> Vec<_> {
+        let of = |n: u32| words.iter().map(move |word| word.replace('#', &n.to_string()));
+        let all = (0..8).map(|n| of(n).collect::<Vec<_>>());
+        all.map(|words| spawn(&server, &words.iter().map(|word| &**word).collect::<Vec<_>>()))
+            .collect()
+    };
+    let mut waiting = on_each(&["SET", "a#", "v"]);
+    until("all is written", || has_keys(&mut client, 9));
+    waiting.extend(on_each(&["COPY", "a#", "b#"]));
+    until("it is copied", || has_keys(&mut client, 17));
+    let copies = "for i = 2, 3 do redis.call('copy', KEYS[1], KEYS[i]) end return redis.call('get', KEYS[2])";
+    waiting.extend(on_each(&["EVAL", copies, "3", "b#", "c#", "d#"]));
+    until("scripts have copied it", || has_keys(&mut client, 33));
+    // What only reads waits, too; so do errors that tell of it.
+    let tells = "error(redis.call('get',KEYS[1]))";
+    waiting.extend(on_each(&["EVAL", tells, "1", "c#"]));
+    waiting.extend(on_each(&["MGET", "a#", "before"]));
+    waiting.extend(on_each(&["INCR", "d#"]));
+    std::thread::sleep(SHORT);
+    assert!(waiting.iter().all(|reply| reply.try_recv().is_err()), "a reply has not waited");
+    // Nothing is in the middle.
+    assert_eq!(ask(&mut client, &["CLIENT", "PAUSE", "1", "WRITE"]), "ok");
+    fake.tell(APPLIED | STORED);
+    let expected = ["ok", "int(1)", "v", "user_script", "v", "not an integer"];
+    for (n, reply) in waiting.into_iter().enumerate() {
+        let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));
+        assert!(reply.contains(expected[n / 8]), "{n}: {reply}");
     }
 }
 

@@ -200,6 +200,23 @@ fn a_backup_is_taken_of_a_server_that_runs_or_is_stopped() {
 }
 
 #[test]
+fn a_wrong_place_is_an_error_of_a_list_too() {
+    let empty = tempfile::tempdir().expect("a directory");
+    let missing = empty.path().join("missing").display().to_string();
+    let empty = empty.path().display().to_string();
+    for (option, text) in [("--dir", "is no data directory"), ("--from", "there are no backups in")]
+    {
+        for place in [&empty, &missing] {
+            let ended = run(&["checkpoints", option, place]);
+            let told = String::from_utf8_lossy(&ended.stderr);
+            assert_eq!(ended.status.code(), Some(1), "{option} {place}: {told}");
+            assert!(told.contains(text) && told.contains(place.as_str()), "{told}");
+        }
+        assert!(!Path::new(&missing).exists());
+    }
+}
+
+#[test]
 fn a_file_that_may_not_get_so_long_is_an_error_of_a_backup_or_a_restore() {
     let server = Server::start(OPTIONS);
     open_accounts(&server);

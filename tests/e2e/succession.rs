@@ -2,7 +2,7 @@
 //! acknowledged, whichever server is chosen.
 
 use super::Server;
-use super::acks::{PATIENCE, ask, spawn, text};
+use super::acks::{PATIENCE, ask, has_keys, spawn, text};
 use super::failover::replicaof;
 use super::followers::{caught_up, count, info, run, until};
 use redis::{Connection, Value, cmd};
@@ -254,8 +254,9 @@ fn a_primary_whose_writes_nobody_confirms_gives_them_to_its_successor() {
     run(&mut next, &["REPLICAOF NO ONE"]);
     let mut waiting: Vec<_> =
         (0..8).map(|n| spawn(&old, &["SET", &format!("k{n}"), "v"])).collect();
-    waiting.push(spawn(&old, &["EVAL", "return redis.call('incr', KEYS[1])", "1", "a"]));
-    std::thread::sleep(Duration::from_millis(300));
+    let both = "redis.call('set', KEYS[1], 'v') return redis.call('incr', KEYS[2])";
+    waiting.push(spawn(&old, &["EVAL", both, "2", "m", "a"]));
+    until("all is written", || has_keys(&mut client, 12));
     assert!(waiting.iter().all(|reply| reply.try_recv().is_err()), "nobody has confirmed it");
     replicaof(&mut client, new.port());
     for reply in waiting {

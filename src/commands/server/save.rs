@@ -75,7 +75,8 @@ fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
         let taking = begin(cx.node).ok_or(IN_PROGRESS)?;
         match taking.await {
             Ok(Ok(_)) => cx.out.ok(),
-            _ => return Err("ERR".into()),
+            Ok(Err(what)) => return Err(format!("ERR no checkpoint: {what}").into()),
+            Err(_) => return Err("ERR the server is shutting down".into()),
         }
         Ok(())
     })

@@ -135,6 +135,13 @@ impl Partition {
         self.last_lsn
     }
 
+    /// Returns the greatest lsn that this worker has written or was told of, unless it is durable and,
+    /// with replicas that have to, confirmed: then 0.
+    pub fn undurable(&self) -> Lsn {
+        let is_settled = self.last_lsn <= self.feed.settled(self.journal.durable());
+        if is_settled { 0 } else { self.last_lsn }
+    }
+
     /// Closes the open round: its changes become one journal record and, once that is appended,
     /// pending rows. Returns `Ok(false)` if there were no changes.
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
@@ -177,6 +184,12 @@ impl Partition {
         // Rows that its changes made obsolete are valid again.
         self.forget_first_times();
         self.close_round(sealed.round, self.last_lsn);
+        self.store.load_as_of(self.journaled_round());
+    }
+
+    /// Drops an entry that does not count; the row that is read instead may not be durable yet.
+    pub fn forget(&mut self, db: u32, key: &[u8]) {
+        self.store.forget(db, key);
         self.store.load_as_of(self.journaled_round());
     }
 

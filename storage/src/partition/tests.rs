@@ -563,6 +563,31 @@ async fn shards_that_were_flushed_apart_meet_only_in_one_database() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_is_read_again_after_a_loan_counts_as_not_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::open(dir.path(), 1).await;
+    let key = world.key(0, 0);
+    world.set_hash(0, &key);
+    world.commit(0);
+    assert_ne!(world.workers[0].undurable(), 0);
+    // A coordinator was lent it, and its changes do not count.
+    let partition = &mut world.workers[0];
+    drop(partition.store.lend(0, &key).unwrap());
+    partition.forget(0, &key);
+    assert!(world.field(0, &key, 0).await.is_some());
+    let partition = &mut world.workers[0];
+    let durable = partition.observe_durable();
+    assert!(partition.store.round_of(0, &key).unwrap() > durable);
+    partition.journal.sync_now().unwrap();
+    partition.observe_durable();
+    // The round after it shows it at the latest.
+    world.store(0);
+    let partition = &mut world.workers[0];
+    assert!(partition.store.round_of(0, &key).unwrap() <= partition.observe_durable());
+    assert_eq!(partition.undurable(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_leaves_memory_in_the_middle_of_a_load_is_not_taken_for_whole() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::open(dir.path(), 1).await;

@@ -56,6 +56,10 @@ impl Store {
         entry.counted = entry.memory();
         let generation = self.generation(db);
         let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+        if !entry.dirty && !entry.is_live() {
+            // The one that it had may have gone while it was lent.
+            self.add_tombstone_as_of(entry.round, DirtyKey { db, at, key: entry.key.clone() });
+        }
         self.see_size(generation, at, &entry.key, measure(&entry.value));
         self.adopt(db, entry);
     }
@@ -88,6 +92,26 @@ impl Store {
 mod tests {
     use crate::store::scope::tests::store;
     use crate::value::{Str, Value};
+
+    #[test]
+    fn absent_entries_that_were_lent_leave_memory_once_their_round_is_durable() {
+        let mut store = store();
+        store.entry_mut(0, b"k").unwrap().value = Value::Str(Str::new(b"1"));
+        store.seal();
+        for written in [false, true] {
+            store.begin(2, true);
+            store.entry_mut(0, b"k").unwrap().value = Value::Absent;
+            let round = store.seal().round;
+            let lent = store.lend(0, b"k").unwrap();
+            assert_eq!(lent.round, round);
+            // It becomes durable while it is lent.
+            store.settle(round);
+            store.give_back(0, lent, written);
+            assert!(store.round_of(0, b"k").is_some());
+            store.settle(store.stored_round());
+            assert!(store.round_of(0, b"k").is_none(), "written: {written}");
+        }
+    }
 
     #[test]
     fn entries_returned_as_stored_do_not_carry_the_number_of_the_open_round() {
