@@ -24,7 +24,7 @@ use crate::replication::{self, primary};
 use crate::routing;
 use crate::signals::{self, Reloads, Stops};
 use crate::supervisor::Supervisor;
-use crate::tls::{self, TlsServers, TlsSlot};
+use crate::tls::{self, TlsConfigs, TlsSlot};
 use crate::traces;
 use crate::worker::{self, Inbox, Mailbox, Peers, Worker, WorkerGone, mailbox};
 use anyhow::{Context, Result};
@@ -62,7 +62,7 @@ pub struct Prepared {
     config: Arc<Config>,
     accounts: Arc<Accounts>,
     options: OpenOptions,
-    tls: TlsServers,
+    tls: TlsConfigs,
 }
 
 /// Begins to log, and checks everything for which the configuration can be refused.

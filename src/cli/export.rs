@@ -10,7 +10,7 @@ use flagstone_storage::clock::Clock;
 use indicatif::ProgressBar;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufRead, BufWriter, Read};
+use std::io::{BufRead, BufWriter, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// Bytes that are written at a time.
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
     let _ = connection.call(&[b"READONLY"]);
     let databases = databases(&mut connection, address.database)?;
     let total = databases.iter().map(|database| database.keys).sum();
-    let path = &arguments.file;
+    let path = &target_of(&arguments.file)?;
     let part = Partial::create(path)?;
     let file = BufWriter::with_capacity(BUFFER_LEN, part.file.try_clone()?);
     let mut export = Export {
@@ -123,6 +123,19 @@ fn databases(connection: &mut ServerConnection, only: Option<u64>) -> Result<Vec
         found.push(Database { number: only.unwrap_or(0), keys: 0, expiring: 0 });
     }
     Ok(found)
+}
+
+/// Returns the file that is written or replaced: that behind a link.
+fn target_of(path: &Path) -> Result<PathBuf> {
+    if path == Path::new("-") {
+        bail!("the beginning of an RDB file is written last: name a file instead of -");
+    }
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => bail!("{} is no regular file", path.display()),
+        Ok(_) => Ok(fs::canonicalize(path)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(path.to_owned()),
+        Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+    }
 }
 
 /// A file under a temporary name until it is complete; an incomplete one is removed.

@@ -7,7 +7,7 @@ use clap::Args;
 use flagstone_storage::checkpoint::offline_options;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{
-    Location, Locks, OpenOptions, Resharded, remove_old, remove_resharded, reshard,
+    Location, Locks, OpenOptions, Resharded, carry_over, remove_old, remove_resharded, reshard,
 };
 use flagstone_storage::place::Place;
 use indicatif::HumanBytes;
@@ -24,7 +24,7 @@ use std::time::Instant;
 /// changed, so the command may be interrupted at any time. There must be room for both.
 ///
 /// Checkpoints and archived segments stay behind with the old directory: keep it (--keep) if they are
-/// still needed, or make a backup first.
+/// still needed, or make a backup first. Other files in it, as one of users, move into the new one.
 #[derive(Args)]
 pub(super) struct ReshardArguments {
     /// The new number of shards
@@ -78,6 +78,7 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
         }
         let _locks = copy(options, Place::local(&before)?, arguments)?;
         exchange(&before, &dir)?;
+        carry_over(&before, &dir)?;
         say!("the old directory is {}", before.display());
         return Ok(());
     }
@@ -88,6 +89,7 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
     })?;
     let _locks = copy(options, Place::local(&beside)?, arguments)?;
     exchange(&beside, &dir)?;
+    carry_over(&beside, &dir)?;
     remove_old(&beside)
         .with_context(|| format!("removing the old directory, now {}", beside.display()))
 }

@@ -206,7 +206,7 @@ pub(super) async fn connect(own: &Seated, to: &MapMember) -> Result<PeerConnecti
     let stream = TcpStream::connect((&*address.host, port)).await.map_err(|e| e.to_string())?;
     let _ = stream.set_nodelay(true);
     let stream = match settings.tls_cluster {
-        true => tls::secure(stream, &address.host, &settings.tls).await?,
+        true => tls::secure(stream, &address.host, &own.node.ports.tls).await?,
         false => Box::new(stream),
     };
     Ok(BufReader::new(stream))

@@ -107,7 +107,8 @@ impl PrimaryLink {
         self.set_state(LinkState::Connecting);
         let settings = self.settings();
         let bytes_in = &self.replica().bytes_in;
-        let connecting = PrimaryWire::connect(&self.primary, &settings, bytes_in);
+        let tls = self.applier.node.ports.tls.clone();
+        let connecting = PrimaryWire::connect(&self.primary, (&settings, &tls), bytes_in);
         let mut wire = self.while_chosen(connecting).await?;
         self.set_state(LinkState::Handshake);
         self.while_chosen(greet(&mut wire, &settings)).await?;

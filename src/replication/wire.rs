@@ -3,7 +3,7 @@
 use crate::config::Settings;
 use crate::followers::LeaseQuestion;
 use crate::replica::Primary;
-use crate::tls::{self, PeerStream};
+use crate::tls::{self, PeerStream, TlsSlot};
 use bytes::BytesMut;
 use flagstone_wire::resp::{Proto, Reply};
 use std::future::Future;
@@ -44,7 +44,7 @@ impl PrimaryWire {
     /// Returns the reason why there is no connection.
     pub(super) async fn connect(
         primary: &Primary,
-        settings: &Settings,
+        (settings, tls): (&Settings, &TlsSlot),
         bytes_in: &Arc<AtomicU64>,
     ) -> Result<Self, String> {
         let limit = Duration::from_secs(settings.repl_timeout_seconds);
@@ -53,7 +53,7 @@ impl PrimaryWire {
         let stream = stream.map_err(|error| format!("no connection: {error}"))?;
         let _ = stream.set_nodelay(true);
         let stream = if settings.tls_replication {
-            in_time(limit, tls::secure(stream, &primary.host, &settings.tls)).await??
+            in_time(limit, tls::secure(stream, &primary.host, tls)).await??
         } else {
             Box::new(stream)
         };

@@ -76,7 +76,7 @@ fn authorities(options: &TlsClientOptions) -> Result<RootCertStore> {
 ///
 /// # Errors
 /// A file cannot be read or used, or an option names nothing that is supported.
-pub fn for_primary(settings: &TlsSettings) -> Result<Arc<ClientConfig>, TlsError> {
+pub(super) fn for_primary(settings: &TlsSettings) -> Result<Arc<ClientConfig>, TlsError> {
     let provider = Arc::new(CryptoProvider {
         cipher_suites: ciphers::chosen(settings)?,
         ..aws_lc_rs::default_provider()

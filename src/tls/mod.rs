@@ -7,14 +7,15 @@ mod files;
 mod peer;
 mod sessions;
 
-pub use client::{TlsClientOptions, client, for_primary};
+use client::for_primary;
+pub use client::{TlsClientOptions, client};
 pub use peer::{PeerStream, secure};
 
 use crate::config::{HttpTls, Settings, TlsClientAuth, TlsSettings};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
-use rustls::{ServerConfig, SupportedProtocolVersion};
+use rustls::{ClientConfig, ServerConfig, SupportedProtocolVersion};
 use sessions::SessionCache;
 use std::fmt::{Display, Formatter};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -44,30 +45,35 @@ impl std::error::Error for TlsError {}
 /// The server's side of TLS for new connections.
 pub type TlsServer = Arc<ServerConfig>;
 
-/// The server's side of TLS for each port; `None` for one without it.
+/// TLS for each port, and for connections to other servers; `None` where there is none.
 #[derive(Clone, Debug, Default)]
-pub struct TlsServers {
+pub struct TlsConfigs {
     pub clients: Option<TlsServer>,
     pub http: Option<TlsServer>,
+    /// The client's side, for the primary, the target of MIGRATE, and the servers of a cluster.
+    pub peers: Option<Arc<ClientConfig>>,
 }
 
-impl TlsServers {
-    /// Returns true if a port has TLS.
+impl TlsConfigs {
+    /// Returns true if there is any.
     pub fn any(&self) -> bool {
-        self.clients.is_some() || self.http.is_some()
+        self.clients.is_some() || self.http.is_some() || self.peers.is_some()
     }
 }
 
 /// Protocol on the HTTP port.
 const HTTP: &[u8] = b"http/1.1";
 
-/// Loads the files of the settings that a port needs.
+/// Loads the files of the settings that a port needs, or a connection to another server.
 ///
 /// # Errors
 /// A file cannot be read or used, or an option names nothing that is supported.
-pub fn load(settings: &Settings) -> Result<TlsServers, TlsError> {
+pub fn load(settings: &Settings) -> Result<TlsConfigs, TlsError> {
     let tls = &settings.tls;
-    let mut servers = TlsServers::default();
+    let mut servers = TlsConfigs::default();
+    if settings.tls_replication || settings.tls_cluster {
+        servers.peers = Some(for_primary(tls)?);
+    }
     if settings.tls_port != 0 {
         servers.clients = Some(Arc::new(load_server(tls, tls.auth_clients)?));
     }
@@ -125,22 +131,22 @@ fn versions(protocols: &str) -> Vec<&'static SupportedProtocolVersion> {
     versions.into_iter().filter(|(name, _)| all || has(name)).map(|(_, version)| version).collect()
 }
 
-/// The server's side of TLS in effect, which may be replaced at any time. Connections keep the one
+/// TLS in effect, which may be replaced at any time. Connections keep the one
 /// that they began with.
 #[derive(Debug, Default)]
-pub struct TlsSlot(RwLock<TlsServers>);
+pub struct TlsSlot(RwLock<TlsConfigs>);
 
 impl TlsSlot {
-    pub fn new(servers: TlsServers) -> Self {
-        Self(RwLock::new(servers))
+    pub fn new(configs: TlsConfigs) -> Self {
+        Self(RwLock::new(configs))
     }
 
-    pub fn get(&self) -> TlsServers {
+    pub fn get(&self) -> TlsConfigs {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces it, and returns the one that was in effect.
-    pub fn replace(&self, servers: TlsServers) -> TlsServers {
-        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), servers)
+    pub fn replace(&self, configs: TlsConfigs) -> TlsConfigs {
+        std::mem::replace(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), configs)
     }
 }

@@ -1,7 +1,6 @@
 //! TLS of connections that the server begins: to its primary, and to the target of MIGRATE.
 
-use super::for_primary;
-use crate::config::TlsSettings;
+use super::TlsSlot;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -19,9 +18,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> PeerStream for T {}
 pub async fn secure(
     stream: TcpStream,
     host: &str,
-    settings: &TlsSettings,
+    slot: &TlsSlot,
 ) -> Result<Box<dyn PeerStream>, String> {
-    let config = for_primary(settings).map_err(|error| error.to_string())?;
+    let config = slot.get().peers.ok_or("TLS for other servers has just been switched off")?;
     let name = ServerName::try_from(host.to_owned());
     let name = name.map_err(|_| format!("'{host}' is no name of a server"))?;
     let secured = TlsConnector::from(config).connect(name, stream).await;

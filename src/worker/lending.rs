@@ -238,7 +238,7 @@ impl Worker {
         }
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        let newest = acquire.keys.iter().filter_map(|(db, key)| store.round_of(*db, key)).max();
+        let newest = acquire.keys.iter().map(|(db, key)| store.round_shown(*db, key)).max();
         let newest = self.rounds.stored(newest.unwrap_or(0));
         let is_durable = !acquire.all && self.rounds.is_stored(&newest, true);
         if is_durable { 0 } else { partition.undurable() }

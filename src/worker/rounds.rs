@@ -224,7 +224,9 @@ impl Rounds {
         if self.fate.borrow().round != open {
             self.fate.replace(Fate::of(open));
         }
-        self.wake(|round, to_disk| round <= if to_disk { durable } else { closed });
+        // A round that is closed while the store or the replicas are away has its outcome, too.
+        let known = if self.away.borrow().is_some() { closed } else { durable };
+        self.wake(|round, to_disk| round <= if to_disk { known } else { closed });
     }
 
     fn wake(&self, done: impl Fn(u64, bool) -> bool) {

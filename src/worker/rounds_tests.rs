@@ -1,5 +1,9 @@
 use super::*;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
 const FIRST: u64 = 3;
 
@@ -198,6 +202,34 @@ fn an_error_stays_only_if_it_says_that_the_store_is_away() {
     world.rounds.fail_all("a reason");
     let lost = world.rounds.failure(&shown, shown.round(), true).expect("an error");
     assert_eq!(lost.outcome, Outcome::Failed, "another server may have taken over");
+}
+
+/// A reply may begin to wait while the store is away, for a round that is open still.
+#[test]
+fn who_waits_for_the_open_round_hears_that_the_store_is_away_once_it_is_closed() {
+    let away = JournalError::Away { place: "s3://bucket".into(), reason: "no answer".into() };
+    let mut world = World::new();
+    world.close(false);
+    world.rounds.set_away(Some(unknown(&away)));
+    let shown = world.rounds.stored(world.open - 1);
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut waiting = pin!(world.rounds.wait(&shown, true));
+    let mut cx = Context::from_waker(&waker);
+    assert!(waiting.as_mut().poll(&mut cx).is_pending());
+    world.rounds.advance(world.open, world.durable, world.open + 2);
+    assert!(woken.0.load(Ordering::Relaxed));
+    assert!(waiting.as_mut().poll(&mut cx).is_ready());
+    assert!(world.rounds.any_failure(&shown, true).is_some());
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

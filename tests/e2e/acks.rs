@@ -182,6 +182,42 @@ fn a_reply_waits_until_a_replica_has_what_it_shows() {
     }
 }
 
+/// What a database has lost, or has got from another one, counts as read.
+#[test]
+fn nothing_is_shown_of_databases_whose_exchange_is_not_confirmed() {
+    let server = Server::start(&[SYNC, PATIENT, &["--serve-stale-data", "yes"]].concat());
+    let mut client = server.client();
+    let fake = Fake::follow(&server, APPLIED | STORED);
+    until("writes are accepted", || ask(&mut client, &["SET", "a", "v"]) == "ok");
+    run(&mut client, &["MSET b v c v d v"]);
+    for exchange in [&["SWAPDB", "0", "1"][..], &["SWAPDB", "0", "1"], &["FLUSHDB"]] {
+        let before = ask(&mut client, &["GET", "a"]);
+        fake.tell(APPLIED);
+        let changed = spawn(&server, exchange);
+        let is_changed = |client: &mut Connection| {
+            let all: String = cmd("INFO").arg("keyspace").query(client).expect("INFO");
+            all.contains("db0:") != (before == "v")
+        };
+        until("it has happened", || is_changed(&mut client));
+        let reads = ["GET a", "GET none", "EXISTS b c", "MGET a b c d none", "STRLEN d", "DBSIZE"];
+        let reads = reads.iter().map(|read| read.split(' ').collect::<Vec<_>>());
+        let mut waiting: Vec<_> = reads.map(|read| spawn(&server, &read)).collect();
+        let script = "return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2])}";
+        waiting.push(spawn(&server, &["EVAL", script, "2", "a", "b"]));
+        std::thread::sleep(SHORT);
+        assert!(changed.try_recv().is_err());
+        for (n, reply) in waiting.iter().enumerate() {
+            assert!(reply.try_recv().is_err(), "{exchange:?}: read {n} has not waited");
+        }
+        fake.tell(APPLIED | STORED);
+        for reply in waiting.into_iter().chain([changed]) {
+            let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));
+            assert!(!reply.contains("NOREPLICAS"), "{reply}");
+        }
+        assert_ne!(ask(&mut client, &["GET", "a"]), before);
+    }
+}
+
 /// Only replies wait for replicas: no key is locked so long, whatever workers a command needs.
 #[test]
 fn commands_run_on_what_is_not_confirmed_and_their_replies_wait() {
@@ -289,6 +325,19 @@ fn writes_that_replicas_do_not_confirm_are_answered_in_time() {
     assert!(reply.contains("Not enough good replicas"), "{reply}");
     let reply = ask(&mut client, &["GET", "a"]);
     assert!(reply.contains("not known"), "it may be taken back: {reply}");
+    // Whatever worker runs it, and once the replica has gone, too.
+    for _ in 0..2 {
+        for read in
+            [&["MGET", "a", "b", "c", "d"][..], &["EVAL", "return redis.call('DBSIZE')", "0"]]
+        {
+            let replies: Vec<_> = (0..4).map(|_| spawn(&server, read)).collect();
+            for reply in replies {
+                let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));
+                assert!(reply.contains("not known"), "{read:?}: {reply}");
+            }
+        }
+        fake.tell(LEASE);
+    }
     fake.tell(APPLIED | STORED | LEASE);
     until("writes are accepted again", || ask(&mut client, &["SET", "b", "1"]) == "ok");
     assert_eq!(ask(&mut client, &["GET", "a"]), "2");

@@ -269,6 +269,31 @@ fn an_append_only_directory_is_replayed() {
 }
 
 #[test]
+fn an_export_replaces_files_only() {
+    let server = Server::start(&[]);
+    let (directory, link) = (server.dir().join("directory"), server.dir().join("link"));
+    fs::create_dir(&directory).expect("made");
+    for (place, text) in [
+        (Path::new("-"), "name a file"),
+        (&directory, "is no regular file"),
+        (Path::new("/dev/full"), "is no regular file"),
+    ] {
+        let output = run(&server, "export", place, &[]);
+        assert_eq!(output.status.code(), Some(1), "{}", place.display());
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains(text), "{told}");
+    }
+    assert!(directory.is_dir() && !Path::new("/dev/full").is_file());
+    // The file behind a link.
+    let file = directory.join("file");
+    fs::write(&file, "x").expect("written");
+    std::os::unix::fs::symlink(&file, &link).expect("linked");
+    assert!(run(&server, "export", &link, &[]).status.success());
+    assert!(link.is_symlink());
+    assert!(fs::read(&file).expect("it is there").starts_with(b"REDIS"));
+}
+
+#[test]
 fn large_values_are_sent_in_pieces_and_are_the_same() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);
     let mut client = server.client();

@@ -73,15 +73,22 @@ fn an_interrupted_resharding_is_repeated_with_the_same_command() {
     let (data, left) = (server.dir().join("data"), server.dir().join("data.resharding"));
     let dir = data.display().to_string();
     let reshard = |shards: &str| run(&["reshard", "--dir", &dir, "--quiet", "--shards", shards]);
+    // Whatever else is in the directory stays there.
+    let others = [data.join("users.acl"), data.join("mine/precious")];
+    std::fs::create_dir(data.join("mine")).expect("made");
+    others.iter().for_each(|path| std::fs::write(path, "x").expect("written"));
+    let are_there = || others.iter().all(|path| path.is_file());
     for (shards, is_partial) in [("2", false), ("2", true), ("4", true)] {
         done(&["reshard", "--dir", &dir, "--quiet", "--shards", "2", "--keep"]);
+        assert!(are_there());
         std::fs::rename(server.dir().join("data.before"), &left).expect("renamed");
+        std::fs::rename(data.join("mine"), left.join("mine")).expect("moved");
         if is_partial {
             std::fs::remove_dir_all(left.join("shard-0")).expect("removed");
         }
         let again = reshard(shards);
         assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
-        assert!(!left.exists());
+        assert!(!left.exists() && are_there());
     }
     // Other data of that name are left alone.
     let mut other = Server::start(OPTIONS);

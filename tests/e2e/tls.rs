@@ -368,6 +368,15 @@ fn certificates_change_live_and_a_bad_file_changes_nothing() {
         .query(&mut secured.server.client())
         .expect("its value");
     assert_eq!(shown.1, cert);
+    // Those for connections to other servers, too.
+    config_set(&secured.server, "tls-replication", "yes").expect("taken");
+    let alone = config_set(&secured.server, "tls-client-cert-file", "/nowhere/a.crt");
+    assert!(alone.expect_err("refused").to_string().contains("belong together"));
+    let mut both = redis::cmd("CONFIG");
+    both.arg("SET").arg("tls-client-cert-file").arg("/nowhere/a.crt");
+    both.arg("tls-client-key-file").arg(secured.files.path("server.key"));
+    let error = both.query::<()>(&mut secured.server.client()).expect_err("refused").to_string();
+    assert!(error.contains("'tls-client-cert-file'") && error.contains("No such file"), "{error}");
     fs::write(&cert, "garbage").expect("written");
     secured.server.signal(Signal::HUP);
     secured.logs("SIGHUP: the old certificates stay: tls-cert-file");

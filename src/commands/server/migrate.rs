@@ -7,7 +7,7 @@
 use crate::command::RoundError;
 use crate::config::Settings;
 use crate::routing::{Call, CallStop, Waiting};
-use crate::tls::{self, PeerStream};
+use crate::tls::{self, PeerStream, TlsSlot};
 use crate::worker::{DepartingKey, DepartingKeys};
 use flagstone_commands::{ErrorText, arg, error, int_arg, is_word};
 use flagstone_wire::resp::{Args, Proto, Reply};
@@ -188,7 +188,10 @@ struct MigrationTarget {
 }
 
 impl MigrationTarget {
-    async fn connect(migration: &Migration<'_>, settings: &Settings) -> Result<Self, Broken> {
+    async fn connect(
+        migration: &Migration<'_>,
+        (settings, tls): (&Settings, &TlsSlot),
+    ) -> Result<Self, Broken> {
         let host = String::from_utf8_lossy(migration.host).into_owned();
         let connecting = async {
             let stream = TcpStream::connect((host.as_str(), migration.port)).await;
@@ -196,7 +199,7 @@ impl MigrationTarget {
             if !settings.tls_cluster {
                 return Ok(Box::new(stream) as Box<dyn PeerStream>);
             }
-            tls::secure(stream, &host, &settings.tls).await.map_err(|reason| {
+            tls::secure(stream, &host, tls).await.map_err(|reason| {
                 tracing::warn!(target_server = %host, reason, "MIGRATE has no connection");
                 Broken::Connecting
             })
@@ -310,7 +313,8 @@ async fn turn(
         }
         let settings = cx.worker.settings();
         if target.is_none() {
-            *target = Some(MigrationTarget::connect(migration, &settings).await?);
+            let tls = &cx.node.ports.tls;
+            *target = Some(MigrationTarget::connect(migration, (&settings, tls)).await?);
         }
         let Some(target) = target.as_mut() else { return Ok(()) };
         let in_cluster = settings.cluster_enabled;

@@ -54,7 +54,7 @@ pub use manifest::is_data_directory;
 pub(crate) use manifest::is_of_one_server;
 pub(crate) use new_directory::NewDirectory;
 pub(crate) use replay::StartReplay;
-pub use reshard::{Resharded, remove_old, remove_resharded, reshard};
+pub use reshard::{Resharded, carry_over, remove_old, remove_resharded, reshard};
 pub(crate) use splitting::unnamed_shards;
 pub use splitting::{ShardSplitter, SplitError};
 use splitting::{end_splits, remove_remains};

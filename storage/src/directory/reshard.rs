@@ -19,9 +19,11 @@ use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
-use std::{fs, io};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The kinds of rows that belong to a slot.
@@ -125,7 +127,55 @@ pub async fn remove_resharded(beside: &Path, dir: &Path) -> Result<()> {
     // Until the exchange, a resharding holds the lock of the directory.
     let _dir_lock = lock(dir)?;
     let _left_lock = lock(beside)?;
+    carry_over(beside, dir)?;
     remove_old(beside)
+}
+
+/// Names in a data directory that are its own (`docs/format.md`), ...
+const OWN: &[&str] = &[
+    "addresses",
+    "archive",
+    "checking",
+    "checkpoints",
+    "cluster",
+    "cluster-node-id",
+    "copying",
+    "flagstone.json",
+    "flagstone.json.new",
+    "journal",
+    "lives",
+    "lock",
+    "replica-copy.rdb",
+    "shared.json",
+    "splitting",
+    "unfinished",
+];
+
+/// ... and beginnings of names.
+const OWN_BEGINNINGS: [&str; 2] = ["replica-sync-", "shard-"];
+
+/// Moves whatever else a data directory has (a file of users, backups) into the one that takes its
+/// place.
+///
+/// # Errors
+/// If something cannot be moved, as there is something of its name, say.
+pub fn carry_over(from: &Path, to: &Path) -> Result<()> {
+    let is_own = |name: &OsStr| {
+        let own =
+            |name: &str| OWN.contains(&name) || OWN_BEGINNINGS.iter().any(|b| name.starts_with(b));
+        name.to_str().is_some_and(own)
+    };
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let name = entry?.file_name();
+        if is_own(&name) {
+            continue;
+        }
+        let (old, new) = (from.join(&name), to.join(&name));
+        renameat_with(CWD, &old, CWD, &new, RenameFlags::NOREPLACE)
+            .with_context(|| format!("moving {} to {}", old.display(), new.display()))?;
+    }
+    let synced = File::open(to).and_then(|dir| dir.sync_all());
+    synced.with_context(|| format!("syncing {}", to.display()))
 }
 
 /// Removes a data directory. What identifies it and its lock go last, so that an interrupted removal

@@ -221,7 +221,7 @@ impl LocalShared {
             current: Current {
                 number: header.number,
                 file,
-                size: options.segment_bytes,
+                size: header.size,
                 offset: FIRST_RECORD,
                 flushed_to: FIRST_RECORD,
                 first_lsn: header.first_lsn,

@@ -27,6 +27,9 @@ impl Store {
     /// open round must have no changes.
     pub fn arrange(&mut self, generations: &[u32]) -> impl Send + 'static {
         let mut old = std::mem::take(&mut self.dbs);
+        if !old.iter().map(|db| db.generation).eq(generations.iter().copied()) {
+            self.arranged = self.stored_round();
+        }
         for &generation in generations {
             let found = old.iter().position(|db| db.generation == generation);
             self.dbs.push(match found {
@@ -130,6 +133,32 @@ mod tests {
 
     fn keys(store: &mut Store) -> Vec<(u32, bool)> {
         (0..3).map(|db| (store.generation(db), store.exists(db, b"k").unwrap())).collect()
+    }
+
+    #[test]
+    fn every_command_shows_an_exchange_of_databases_until_it_is_durable() {
+        let mut store = store();
+        set(&mut store, 0, b"k");
+        let round = store.seal().round;
+        store.settle(round);
+        store.begin(1, true);
+        drop(store.arrange(&[1, 2, 3]));
+        assert_eq!((store.exists(2, b"k").unwrap(), store.seen()), (false, 0));
+        drop(store.arrange(&[2, 1, 9]));
+        let exchanged = store.stored_round();
+        for (db, key) in [(0, b"k"), (1, b"k"), (2, b"x")] {
+            store.begin(1, true);
+            store.exists(db, key).unwrap();
+            assert_eq!(store.seen(), exchanged);
+            assert_eq!(store.round_shown(db, key), exchanged);
+        }
+        store.settle(exchanged - 1);
+        store.begin(1, true);
+        assert_eq!(store.seen(), exchanged);
+        store.settle(exchanged);
+        store.begin(1, true);
+        assert_eq!((store.seen(), store.round_shown(2, b"x")), (0, 0));
+        assert_eq!(store.round_shown(1, b"k"), round);
     }
 
     #[test]

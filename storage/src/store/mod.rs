@@ -83,6 +83,9 @@ pub struct Store {
     round: u64,
     /// Greatest round whose writes were shown by entries that were dropped.
     forgotten: u64,
+    /// Round with which whole databases were emptied or exchanged, until it is durable: every command
+    /// shows that. 0: none.
+    arranged: u64,
     seen: u64,
     now_ms: u64,
     /// Time by which keys have expired.
@@ -148,6 +151,7 @@ impl Store {
             tombstones: VecDeque::new(),
             round: FIRST_ROUND,
             forgotten: 0,
+            arranged: 0,
             seen: 0,
             now_ms: 0,
             due_ms: 0,
@@ -191,7 +195,7 @@ impl Store {
         self.due_ms = now_ms;
         self.touch = touch;
         self.keeps_expired = false;
-        self.seen = 0;
+        self.seen = self.arranged;
         self.hint = None;
         self.scope = Scope::All;
     }
@@ -500,6 +504,11 @@ impl Store {
     pub fn round_of(&mut self, db: u32, key: &[u8]) -> Option<u64> {
         let at = self.layout.key_hash(key);
         self.get_mut(db, at, key).map(|entry| entry.round)
+    }
+
+    /// Returns the greatest round that a reply shows which shows a key or its absence.
+    pub fn round_shown(&mut self, db: u32, key: &[u8]) -> u64 {
+        self.round_of(db, key).unwrap_or(self.forgotten).max(self.arranged)
     }
 
     pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {

@@ -87,6 +87,9 @@ impl Store {
     /// Removes the tombstones of rounds up to `durable`, which are durable, together with their
     /// entries where the table is complete.
     pub fn settle(&mut self, durable: u64) {
+        if self.arranged <= durable {
+            self.arranged = 0;
+        }
         while self.tombstones.front().is_some_and(|(round, _)| *round <= durable) {
             let Some((round, key)) = self.tombstones.pop_front() else { return };
             let table = self.dbs[key.db as usize].table(key.at.slot);

@@ -28,6 +28,9 @@ use super::upkeep::archive_segment;
 use super::{JournalError, Lsn, Options, Record};
 use bytes::BytesMut;
 
+/// Least bytes of the segment with which a journal begins on a disk that has no room for a whole one.
+const LEAST_SEGMENT: u64 = 1 << 20;
+
 /// A journal that was read but not started yet. Nothing on disk has been changed.
 pub struct Recovery {
     dir: PathBuf,
@@ -413,7 +416,7 @@ impl Recovery {
         let (dir, disk) = (self.dir.clone(), Arc::clone(&self.options.disk));
         self.settle()?;
         self.remove_strays(&*disk)?;
-        let (number, file) = self.fresh_segment(&*disk)?;
+        let (number, file, size) = self.fresh_segment(&*disk)?;
         let header = SegmentHeader {
             number,
             epoch: (self.max_epoch + 1).max(min_epoch),
@@ -425,7 +428,7 @@ impl Recovery {
             salt: self.salt(),
             durable: self.chain.last,
             time_ms: self.max_time_ms,
-            size: self.options.segment_bytes,
+            size,
         };
         let begin = || {
             header.write(&*file)?;
@@ -514,15 +517,20 @@ impl Recovery {
         disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))
     }
 
-    /// Returns the segment for the new epoch: a prepared one, or a new one. Prepared segments of
-    /// another size, and those beyond the number to keep, are removed.
-    fn fresh_segment(&mut self, disk: &dyn Disk) -> Result<(u64, Arc<dyn File>), JournalError> {
+    /// Returns the segment for the new epoch, and its bytes: a prepared one, or a new one, which is
+    /// smaller than others where the disk has no room for more. Prepared segments of another size, and
+    /// those beyond the number to keep, are removed.
+    fn fresh_segment(
+        &mut self,
+        disk: &dyn Disk,
+    ) -> Result<(u64, Arc<dyn File>, u64), JournalError> {
+        let full = self.options.segment_bytes;
         let mut usable = Vec::new();
         for &number in &self.spares {
             let path = self.path(number);
             let size = self.open_file(number)?.size();
             let size = size.map_err(|e| JournalError::io("reading", &path, e))?;
-            if size == self.options.segment_bytes && usable.len() <= *Options::SPARES.end() {
+            if size == full && usable.len() <= *Options::SPARES.end() {
                 usable.push(number);
             } else {
                 disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
@@ -531,12 +539,19 @@ impl Recovery {
         if usable.is_empty() {
             self.max_number += 1;
             self.spares = Vec::new();
-            let size = self.options.segment_bytes;
-            return Ok((self.max_number, prepare_segment(disk, &self.dir, self.max_number, size)?));
+            let number = self.max_number;
+            let mut size = full;
+            loop {
+                match prepare_segment(disk, &self.dir, number, size) {
+                    Ok(file) => return Ok((number, file, size)),
+                    Err(JournalError::NoSpace { .. }) if size / 2 >= LEAST_SEGMENT => size /= 2,
+                    Err(error) => return Err(error),
+                }
+            }
         }
         let first = usable.remove(0);
         self.spares = usable;
-        Ok((first, self.open_file(first)?))
+        Ok((first, self.open_file(first)?, full))
     }
 }
 

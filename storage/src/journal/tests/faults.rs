@@ -1,4 +1,5 @@
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
@@ -22,6 +23,41 @@ fn a_full_disk_refuses_and_recovers() {
     expected.push((journal.append(0, &[0], &[&[3; 30_000]]).unwrap(), vec![3; 30_000]));
     assert_eq!(journal.failed(), None);
     drop(journal);
+    assert_eq!(bodies(&recover(&disk).unwrap()), expected);
+}
+
+#[test]
+fn a_journal_begins_with_a_smaller_segment_where_there_is_no_room_for_a_whole_one() {
+    let disk = Arc::new(SimDisk::default());
+    let whole = || Options { segment_bytes: 4 << 20, ..options(&disk, SyncMode::No) };
+    // Without prepared segments.
+    let begin = |room: usize| {
+        let is_spare = |path: &PathBuf| {
+            path.extension().is_some_and(|it| it == "seg")
+                && disk.read(path).iter().all(|b| *b == 0)
+        };
+        disk.files().into_iter().filter(is_spare).for_each(|path| disk.delete(&path));
+        disk.set_capacity(Some(disk.used() + room));
+        LocalJournal::recover(dir(), whole()).unwrap().start(0, 0)
+    };
+    let mut expected = Vec::new();
+    for (n, room) in [100 << 20, 3 << 20, 1_200_000, 100 << 20].into_iter().enumerate() {
+        let journal = begin(room).unwrap();
+        for _ in 0..200 {
+            let body = vec![n as u8; 50_000];
+            match journal.append(0, &[0], &[&body]) {
+                Ok(lsn) => expected.push((lsn, body)),
+                Err(refused) => {
+                    assert!(matches!(refused, JournalError::NoSpace { .. }), "{refused:?}");
+                    break;
+                }
+            }
+        }
+        assert!(expected.iter().filter(|(_, body)| body[0] == n as u8).count() >= 20, "{room}");
+    }
+    let refused = begin(1_000_000).err();
+    assert!(matches!(refused, Some(JournalError::NoSpace { .. })), "{refused:?}");
+    disk.set_capacity(None);
     assert_eq!(bodies(&recover(&disk).unwrap()), expected);
 }
 
