@@ -97,6 +97,12 @@ fn replies_are_those_of_the_reference() {
         "-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
         are allowed in this context"
     );
+    let mut queued = Raw::connect(&server);
+    queued.expect("MULTI\r\nSSUBSCRIBE s\r\nSUBSCRIBE zz", "+OK +QUEUED +QUEUED");
+    queued.send("EXEC\r\n");
+    let refused = "*2 -ERR SSUBSCRIBE isn't allowed for a DENY BLOCKING client";
+    assert_eq!(queued.lines(2), refused);
+    queued.hear("*3 $9 subscribe $2 zz :1");
     let mut three = Raw::connect(&server);
     three.send("HELLO 3\r\nECHO end\r\n");
     while three.lines(1) != "end" {}

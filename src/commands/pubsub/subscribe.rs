@@ -22,6 +22,10 @@ pub(super) fn psubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 
 /// `SSUBSCRIBE shardchannel [shardchannel …]`
 pub(super) fn ssubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    // Unlike the other two, as in the reference.
+    if cx.session.in_exec {
+        return Err("ERR SSUBSCRIBE isn't allowed for a DENY BLOCKING client".into());
+    }
     begin(cx, args, SubscriptionKind::Shard, b"ssubscribe")
 }
 
