@@ -182,7 +182,7 @@ fn a_reply_waits_until_a_replica_has_what_it_shows() {
     }
 }
 
-/// What a database has lost, or has got from another one, counts as read.
+/// Keys that a database loses, or gets from another one, are shown once that is confirmed.
 #[test]
 fn nothing_is_shown_of_databases_whose_exchange_is_not_confirmed() {
     let server = Server::start(&[SYNC, PATIENT, &["--serve-stale-data", "yes"]].concat());
