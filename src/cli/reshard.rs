@@ -72,7 +72,7 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
         let before = beside(&dir, "before")?;
         if before.join("flagstone.json").exists() {
             bail!(
-                "{} is there, kept by an earlier run: remove it or move it away",
+                "{} is there, kept by an earlier run: move it away, or remove it if nothing of yours is in it",
                 before.display()
             );
         }

@@ -240,7 +240,7 @@ fn commands_run_on_what_is_not_confirmed_and_their_replies_wait() {
     let copies = "for i = 2, 3 do redis.call('copy', KEYS[1], KEYS[i]) end return redis.call('get', KEYS[2])";
     waiting.extend(on_each(&["EVAL", copies, "3", "b#", "c#", "d#"]));
     until("scripts have copied it", || has_keys(&mut client, 33));
-    // What only reads waits, too; so do errors that tell of it.
+    // Commands that only read wait, too; so do errors that tell of a value.
     let tells = "error(redis.call('get',KEYS[1]))";
     waiting.extend(on_each(&["EVAL", tells, "1", "c#"]));
     waiting.extend(on_each(&["MGET", "a#", "before"]));
@@ -325,7 +325,7 @@ fn writes_that_replicas_do_not_confirm_are_answered_in_time() {
     assert!(reply.contains("Not enough good replicas"), "{reply}");
     let reply = ask(&mut client, &["GET", "a"]);
     assert!(reply.contains("not known"), "it may be taken back: {reply}");
-    // Whatever worker runs it, and once the replica has gone, too.
+    // On every worker, and while the replica confirms nothing at all.
     for _ in 0..2 {
         for read in
             [&["MGET", "a", "b", "c", "d"][..], &["EVAL", "return redis.call('DBSIZE')", "0"]]

@@ -73,7 +73,7 @@ fn an_interrupted_resharding_is_repeated_with_the_same_command() {
     let (data, left) = (server.dir().join("data"), server.dir().join("data.resharding"));
     let dir = data.display().to_string();
     let reshard = |shards: &str| run(&["reshard", "--dir", &dir, "--quiet", "--shards", shards]);
-    // Whatever else is in the directory stays there.
+    // Files of others stay in the directory.
     let others = [data.join("users.acl"), data.join("mine/precious")];
     std::fs::create_dir(data.join("mine")).expect("made");
     others.iter().for_each(|path| std::fs::write(path, "x").expect("written"));

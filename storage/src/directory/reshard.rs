@@ -154,8 +154,8 @@ const OWN: &[&str] = &[
 /// ... and beginnings of names.
 const OWN_BEGINNINGS: [&str; 2] = ["replica-sync-", "shard-"];
 
-/// Moves whatever else a data directory has (a file of users, backups) into the one that takes its
-/// place.
+/// Moves files that are not the server's own (a file of users, backups) from a data directory into the one
+/// that takes its place.
 ///
 /// # Errors
 /// If something cannot be moved, as there is something of its name, say.
