@@ -11,6 +11,7 @@ use flagstone_storage::checkpoint::{
 use flagstone_storage::directory::{Location, is_data_directory, is_open};
 use flagstone_storage::place::Place;
 use indicatif::{HumanBytes, ProgressBar};
+use std::num::NonZeroUsize;
 use std::time::Instant;
 
 /// Which data directory.
@@ -55,7 +56,7 @@ pub(super) struct BackupArgs {
     to: String,
     /// Number of backups of this data directory to keep; older ones are removed
     #[arg(long, value_name = "N")]
-    keep: Option<usize>,
+    keep: Option<NonZeroUsize>,
     /// Read files that are there already, and compare their checksums
     #[arg(long)]
     verify: bool,

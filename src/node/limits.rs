@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
-const LOADING: &str = "LOADING Valkey is loading the dataset in memory";
+pub(crate) const LOADING: &str = "LOADING Valkey is loading the dataset in memory";
 const LINK_DOWN: &str =
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
 const UNHEARD: &str =

@@ -226,16 +226,23 @@ impl Applier {
     }
 
     /// Begins to load a data set: from here on the data is a part of one, until
-    /// [`end_load`](Self::end_load).
+    /// [`end_load`](Self::end_load). Replicas of this server keep what they have: they are disconnected first, so
+    /// that no part is sent to them, neither now nor after a start.
     pub(super) async fn begin_load(&self, epoch: u64) -> Result<(), String> {
-        self.on_coordinator(Some(epoch), |worker| async move {
+        let peers = self.peers.clone();
+        self.on_coordinator(Some(epoch), move |worker| async move {
             let replica = &worker.node.health.replica;
+            // No stream begins from here on.
+            replica.set_loading(true);
+            primary::end_stream(&worker.node, &peers).await;
             let serial = replica.link().position.serial + 1;
             let extent = SourceExtent::Part;
             let part = SourcePosition { serial, extent, ..SourcePosition::default() };
-            store_position(&worker, part).await?;
-            replica.set_loading(true);
-            Ok(())
+            let stored = store_position(&worker, part).await;
+            if stored.is_err() {
+                replica.set_loading(false);
+            }
+            stored
         })
         .await
     }

@@ -5,6 +5,7 @@ use super::Worker;
 use crate::stalls::Stall;
 use flagstone_storage::engine::{Closed, Engine};
 use flagstone_storage::partition::Stay;
+use flagstone_storage::place::tells_of_full_disk;
 use flagstone_storage::shard::Reopen;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -137,8 +138,7 @@ impl EngineWatch {
 /// Returns the reason of the engine as operators read it: the name of a file says nothing about a
 /// full disk.
 fn in_short(why: String) -> String {
-    let is_full = why.contains(&format!("(os error {})", libc::ENOSPC));
-    if is_full { "No space left on device".to_owned() } else { why }
+    if tells_of_full_disk(&why) { "No space left on device".to_owned() } else { why }
 }
 
 impl Worker {

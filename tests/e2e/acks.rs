@@ -327,9 +327,15 @@ fn writes_that_replicas_do_not_confirm_are_answered_in_time() {
     assert!(reply.contains("not known"), "it may be taken back: {reply}");
     // On every worker, and while the replica confirms nothing at all.
     for _ in 0..2 {
-        for read in
-            [&["MGET", "a", "b", "c", "d"][..], &["EVAL", "return redis.call('DBSIZE')", "0"]]
-        {
+        let several = [
+            &["MGET", "a", "b", "c", "d"][..],
+            &["EVAL", "return redis.call('DBSIZE')", "0"],
+            &["EXISTS", "a", "b", "c", "d"],
+            &["DBSIZE"],
+            &["KEYS", "*"],
+            &["LCS", "a", "d"],
+        ];
+        for read in several {
             let replies: Vec<_> = (0..4).map(|_| spawn(&server, read)).collect();
             for reply in replies {
                 let reply = text(reply.recv_timeout(PATIENCE).expect("a reply"));

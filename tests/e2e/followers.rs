@@ -526,6 +526,53 @@ fn replicas_get_the_rest_of_the_stream_before_their_primary_becomes_a_replica() 
     until("they are disconnected", || info(&mut client, "connected_slaves") == "0");
 }
 
+/// A replica that gets another data set passes no part of it on, be it that it is killed meanwhile.
+#[test]
+fn replicas_of_a_replica_keep_their_data_while_it_loads() {
+    const KEYS: i64 = 20_000;
+    let primaries = [(); 2].map(|()| Server::start(&["--enable-debug-command", "local"]));
+    for primary in &primaries {
+        let _: () =
+            cmd("DEBUG").arg(&["POPULATE", "20000"]).query(&mut primary.client()).expect("DEBUG");
+    }
+    let mut middle = follow(&primaries[0], &["--workers", "2"]);
+    let last = follow(&middle, &["--workers", "2"]);
+    let (mut client, mut looking) = (last.client(), last.client());
+    let size = |client: &mut Connection| cmd("DBSIZE").query::<i64>(client);
+    let is_up = |client: &mut Connection| info(client, "master_link_status") == "up";
+    until("both have the data", || is_up(&mut client) && size(&mut client).ok() == Some(KEYS));
+    // While it loads the data set itself, it says so.
+    let look = |client: &mut Connection| match size(client) {
+        Ok(keys) => assert_eq!(keys, KEYS, "a part is shown"),
+        Err(error) => assert!(error.to_string().contains("loading"), "{error}"),
+    };
+    let is_loading = |client: &mut Connection| {
+        let all: String = cmd("INFO").arg("persistence").query(client).expect("INFO");
+        all.contains("loading:1")
+    };
+    for (is_killed, next) in [(false, 1), (true, 0)] {
+        let port = primaries[next].port().to_string();
+        let mut other = middle.client();
+        let _: () = cmd("REPLICAOF").arg(&["127.0.0.1", &port]).query(&mut other).expect("it");
+        until("it loads", || {
+            look(&mut looking);
+            is_loading(&mut other) || info(&mut other, "connected_slaves") == "0"
+        });
+        if is_killed {
+            middle.kill();
+            middle.restart_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
+        }
+        let mut other = middle.client();
+        let mut is_whole = || {
+            look(&mut looking);
+            is_up(&mut other) && info(&mut other, "connected_slaves") == "1" && is_up(&mut client)
+        };
+        while !is_whole() {}
+        // It has got all of it, and not the rest of an older stream.
+        assert!(count(&mut middle.client(), "sync_full") > 0);
+    }
+}
+
 #[test]
 fn a_changed_id_ends_the_stream() {
     let server = Server::start(&["--enable-debug-command", "local"]);

@@ -2,6 +2,7 @@
 
 use crate::command::RoundError;
 use crate::node::Node;
+use crate::node::limits::LOADING;
 use crate::replica::FollowedEnd;
 use crate::routing::at_rest;
 use crate::worker::{Peers, Worker};
@@ -23,12 +24,15 @@ const REST_POLL: Duration = Duration::from_millis(1);
 /// Begins the stream, unless there is one.
 ///
 /// # Errors
-/// If a script runs for long: no command may be in the middle.
+/// If a script runs for long: no command may be in the middle. Or if a part of a data set is there only.
 pub(super) async fn begin_stream(worker: &Rc<Worker>) -> Result<(), RoundError> {
     let node = worker.node.clone();
     let _turn = node.followers.turn.lock().await;
     if node.followers.figures().is_some() {
         return Ok(());
+    }
+    if node.health.replica.is_loading() {
+        return Err(LOADING.into());
     }
     begin_at_rest(worker, None).await
 }

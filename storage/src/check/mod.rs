@@ -23,7 +23,7 @@ use crate::directory::{
 use crate::journal::{
     BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
 };
-use crate::place::{self, Place, admin, remove_tree};
+use crate::place::{self, Place, admin, remove_tree, tells_of_full_disk};
 use crate::value::Entry;
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
@@ -117,7 +117,14 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
         // Without its journal a shard is not in the directory's state.
         let checked = check_branch(location, &branch, &findings).await;
         if let Err(error) = checked {
-            findings.problem(format!("opening as a start would: {error:#}"));
+            let why = format!("{error:#}");
+            if tells_of_full_disk(&why) {
+                remove_tree(&branch).await?;
+                bail!(
+                    "{store} is not checked: that needs room for a branch of it, but its disk is full ({why})"
+                );
+            }
+            findings.problem(format!("opening as a start would: {why}"));
         }
     }
     remove_tree(&branch).await?;

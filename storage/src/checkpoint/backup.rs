@@ -20,6 +20,7 @@ use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 const BACKUPS: &str = "backups";
@@ -79,7 +80,7 @@ impl Backup {
 pub struct BackupOptions {
     /// Number of backups of this data directory to keep, including this one; older ones are
     /// removed.
-    pub keep: Option<usize>,
+    pub keep: Option<NonZeroUsize>,
     /// True to verify the files that are there already, too.
     pub verify: bool,
 }
@@ -168,12 +169,7 @@ pub async fn backup(
         let image = Image::of_checkpoint(&from.store, &checkpoint).await?;
         backup_image(from, &image, place, options, progress).await
     };
-    match copying.await {
-        Err(error) if !catalog.has(id).await.unwrap_or(true) => Err(error.context(format!(
-            "checkpoint {id} was removed while it was copied: keep more of them (checkpoint-keep)"
-        ))),
-        done => done,
-    }
+    catalog.explained(id, copying.await).await
 }
 
 async fn backup_image(
@@ -202,7 +198,7 @@ async fn backup_image(
         }
     };
     if let Some(keep) = options.keep {
-        done.removed = remove_older(place, image.checkpoint.origin, keep.max(1)).await?;
+        done.removed = remove_older(place, image.checkpoint.origin, keep.get()).await?;
     }
     Ok(done)
 }

@@ -89,7 +89,20 @@ impl Catalog {
         let place = self.description(id);
         let lock = place.dir().map(lock_shared).transpose()?;
         let found = self.read(id).await?;
-        Ok((found.with_context(|| format!("{place}: there is no checkpoint {id}"))?, InUse(lock)))
+        let found = found.with_context(|| {
+            format!("{place}: there is no checkpoint {id}, or not any more (checkpoint-keep)")
+        })?;
+        Ok((found, InUse(lock)))
+    }
+
+    /// Returns the outcome of copying a checkpoint. An error says so if the checkpoint was removed meanwhile.
+    pub(super) async fn explained<T>(&self, id: &str, copied: Result<T>) -> Result<T> {
+        match copied {
+            Err(error) if !self.has(id).await.unwrap_or(true) => Err(error.context(format!(
+                "checkpoint {id} was removed while it was copied: keep more of them (checkpoint-keep)"
+            ))),
+            copied => copied,
+        }
     }
 
     /// Writes a description: from then on the checkpoint exists.

@@ -66,7 +66,7 @@ impl TargetDirectory {
     pub(super) async fn begin(place: &Place) -> Result<Self> {
         let new = NewDirectory::begin(place).await?;
         match new.work_dir().map_or_else(Scratch::temporary, Scratch::at) {
-            Ok(scratch) => Ok(Self { new, place: place.clone(), scratch, kept: Vec::new() }),
+            Ok(scratch) => Ok(Self { place: new.place().clone(), new, scratch, kept: Vec::new() }),
             Err(error) => new.end(Err(error)).await,
         }
     }
@@ -107,9 +107,13 @@ impl TargetDirectory {
     }
 
     pub(super) async fn branch(&mut self, store: &Place, id: &str) -> Result<Restored> {
-        let (checkpoint, _in_use) = Catalog::of(store).open(id).await?;
-        let image = Image::of_checkpoint(store, &checkpoint).await?;
-        self.build(&image, None, Transfer::Share, &super::Quiet).await
+        let catalog = Catalog::of(store);
+        let (checkpoint, _in_use) = catalog.open(id).await?;
+        let sharing = async {
+            let image = Image::of_checkpoint(store, &checkpoint).await?;
+            self.build(&image, None, Transfer::Share, &super::Quiet).await
+        };
+        catalog.explained(id, sharing.await).await
     }
 
     pub(super) async fn branch_state(&mut self, from: &Location) -> Result<()> {
@@ -247,7 +251,7 @@ impl TargetDirectory {
         if !self.place.is_in_store_of(&image.place) {
             bail!("{} is in another store than {}: {ELSEWHERE}", self.place, image.place);
         }
-        let store = image.place.store();
+        let store = self.new.claimed(&image.place).store();
         let copy = |piece: &ImageFile| {
             let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
             let copying = async move {

@@ -68,6 +68,7 @@ pub async fn reshard(
     };
     let manifest = before.with_shards(shards)?;
     let new = NewDirectory::begin(&to).await?;
+    let to = new.place().clone();
     let copied = async {
         let copied = copy_shards(options, &to, &manifest, clock, told).await?;
         new.prove().await?;

@@ -59,6 +59,11 @@ pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
     }
 }
 
+/// Returns true if an error, as text, says that a disk is full. Not all errors keep their source.
+pub fn tells_of_full_disk(error: &str) -> bool {
+    error.contains(&format!("(os error {})", libc::ENOSPC))
+}
+
 /// Removes everything below a place.
 pub async fn remove_tree(place: &Place) -> Result<()> {
     if let Some(dir) = place.dir() {

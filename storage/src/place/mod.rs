@@ -2,6 +2,7 @@
 
 mod anchored;
 mod changes;
+mod claimed;
 mod cloud;
 mod files;
 mod guarded;
@@ -16,8 +17,9 @@ pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
-pub use files::remove_tree;
+pub(crate) use claimed::Claim;
 pub(crate) use files::{names, put, read, remove_dir, sizes};
+pub use files::{remove_tree, tells_of_full_disk};
 pub(crate) use guarded::{Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
@@ -27,6 +29,7 @@ pub(crate) use shared::{SHARED, Share, Shares, beside};
 
 use anchored::Anchored;
 use anyhow::{Context, Result, bail};
+use claimed::Claimed;
 use metered::Metered;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
@@ -189,6 +192,11 @@ impl Place {
     #[must_use]
     pub(crate) fn stamping(&self) -> Self {
         Self { store: Arc::new(Verified(self.store.clone(), Stamps::Written)), ..self.clone() }
+    }
+
+    /// Returns this place as it is written to by who holds a claim.
+    pub(crate) fn claimed(&self, claim: Arc<Claim>) -> Self {
+        Self { store: Arc::new(Claimed { inner: self.store.clone(), claim }), ..self.clone() }
     }
 
     /// Returns the store. Paths in it begin with [`root`](Self::root).

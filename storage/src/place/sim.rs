@@ -89,6 +89,8 @@ pub(crate) struct Client {
     lives: AtomicU64,
     /// Suffix of paths whose puts fail.
     pub(crate) refused: Mutex<Option<String>>,
+    /// Suffix of paths that listings leave out, as those of a directory that changes meanwhile may.
+    pub(crate) overlooked: Mutex<Option<String>>,
     /// True while puts fail for good: who puts gives up.
     pub(crate) breaks: AtomicBool,
     pub(crate) puts: AtomicU64,
@@ -190,6 +192,7 @@ impl Sim {
             dead: AtomicBool::new(false),
             lives: AtomicU64::new(u64::MAX),
             refused: Mutex::default(),
+            overlooked: Mutex::default(),
             breaks: AtomicBool::new(false),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
@@ -386,10 +389,15 @@ impl Client {
         let (client, objects) = (self.myself.clone(), self.sim.objects.clone());
         let listing = async move {
             let Some(client) = client.upgrade() else { return stream::pending().boxed() };
-            let sim = client.sim.clone();
+            let (sim, overlooked) = (client.sim.clone(), client.overlooked.lock().unwrap().clone());
             let list = async move {
-                let listed = list(objects).await.into_iter();
-                Ok(listed.map(|meta| meta.map(|meta| sim.dated(meta))).collect::<Vec<_>>())
+                let mut listed = list(objects).await;
+                listed.retain(|meta| {
+                    let path = meta.as_ref().map_or("", |meta| meta.location.as_ref());
+                    overlooked.as_ref().is_none_or(|end| !path.ends_with(end))
+                });
+                let dated = listed.into_iter().map(|meta| meta.map(|meta| sim.dated(meta)));
+                Ok(dated.collect::<Vec<_>>())
             };
             match client.read(name, list).await {
                 Ok(listed) => stream::iter(listed).boxed(),

@@ -22,6 +22,7 @@ use object_store::path::Path as ObjectPath;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -393,7 +394,8 @@ fn a_backup_copies_new_files_and_finds_damaged_ones() {
     run.begin();
     run.finish();
     let third = run.taken.last().unwrap().clone();
-    let looked = run.back_up(&third, &to, BackupOptions { verify: true, keep: Some(1) });
+    let looked =
+        run.back_up(&third, &to, BackupOptions { verify: true, keep: Some(NonZeroUsize::MIN) });
     assert!(looked.1 >= bytes.len() as u64, "{looked:?}");
     let left = run.history.world.block_on(list_backups(&to)).unwrap();
     assert_eq!(left.iter().map(|b| b.id()).collect::<Vec<_>>(), [&third.id]);
@@ -457,7 +459,11 @@ fn a_backup_that_is_cut_off_anywhere_is_none_and_harms_none() {
     let all = run.taken.clone();
     let some = [&all[0], &all[all.len() - 2]];
     for checkpoint in some {
-        run.back_up(checkpoint, &place, BackupOptions { keep: Some(1), verify: false });
+        run.back_up(
+            checkpoint,
+            &place,
+            BackupOptions { keep: Some(NonZeroUsize::MIN), verify: false },
+        );
     }
     let points = std::mem::take(&mut *points.lock().unwrap());
     assert!(points.len() >= 20, "{} points", points.len());
@@ -471,7 +477,7 @@ fn a_backup_that_is_cut_off_anywhere_is_none_and_harms_none() {
             let (dir, lsn) = run.restore(&from, Some(backup.id()), None);
             run.check(&dir, lsn, &at);
         }
-        run.back_up(last, &place, BackupOptions { keep: Some(1), verify: false });
+        run.back_up(last, &place, BackupOptions { keep: Some(NonZeroUsize::MIN), verify: false });
         if n % 4 == 0 {
             let (dir, lsn) = run.restore(&from, None, None);
             assert_eq!(lsn, last.lsn, "{at}");

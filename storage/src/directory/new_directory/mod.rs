@@ -5,19 +5,22 @@
 //! directory there removes it. A process that fails removes the files that it has made.
 //!
 //! In a local directory a lock shows whether a process is at work there. In a bucket the maker
-//! renews an object in `unfinished/`; one that is not renewed for a while counts as abandoned.
+//! renews an object in `unfinished/`; one that is not renewed for a while counts as abandoned. So the
+//! maker writes only as long as nobody can think so ([`Claim`]).
 
 #[cfg(test)]
 mod tests;
 
 use super::{Locks, create_private_dir, lock, manifest};
-use crate::place::{Place, SHARED, remove_dir, remove_tree};
+use crate::lease::BootTime;
+use crate::place::{Claim, Place, SHARED, names, remove_tree};
 use anyhow::{Context, Result, bail};
-use object_store::path::Path as ObjectPath;
+use futures::StreamExt;
 use object_store::{Error, ObjectStoreExt, PutMode};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
@@ -35,12 +38,16 @@ const PREFLIGHT: &str = "preflight";
 /// Interval at which a maker renews the mark, ...
 const RENEWAL: Duration = Duration::from_secs(5);
 
-/// ... and how long it must stay unchanged before another process takes over.
+/// ... how long it must stay unchanged before another process takes over, ...
 const STANDSTILL: Duration = Duration::from_secs(20);
+
+/// ... and for how long its maker writes without a renewal.
+const CLAIM: Duration = Duration::from_secs(12);
 
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct NewDirectory {
+    /// In a bucket it is claimed.
     place: Place,
     /// The outermost directory that was created for it.
     made: Option<PathBuf>,
@@ -49,6 +56,7 @@ pub(crate) struct NewDirectory {
     had_lock: bool,
     /// True if the contents of the place were made here.
     owns: bool,
+    claim: Option<Arc<Claim>>,
     mark: Option<MakerMark>,
 }
 
@@ -65,6 +73,7 @@ impl NewDirectory {
             locks: Locks::new(),
             had_lock: false,
             owns: false,
+            claim: None,
             mark: None,
         };
         let begun = match place.dir() {
@@ -97,21 +106,50 @@ impl NewDirectory {
 
     async fn begin_in_bucket(&mut self) -> Result<()> {
         self.place.preflight().await?;
-        let mark = self.place.join(UNFINISHED).join(MARK);
-        if self.vacancy().await? == Vacancy::Unfinished {
-            wait_until_abandoned(&mark).await?;
+        let looked = BootTime::now();
+        let vacancy = self.vacancy().await?;
+        let proven = match vacancy {
+            Vacancy::Empty => looked,
+            Vacancy::Unfinished => {
+                wait_until_abandoned(&self.place.join(UNFINISHED).join(MARK)).await?
+            }
+        };
+        let claim = Arc::new(Claim::new(CLAIM, proven));
+        self.claim = Some(claim.clone());
+        self.place = self.place.claimed(claim.clone());
+        if vacancy == Vacancy::Unfinished {
             self.remove_made().await?;
         }
-        self.mark = Some(MakerMark::put(mark).await?);
+        self.mark_as_own(claim).await
+    }
+
+    async fn mark_as_own(&mut self, claim: Arc<Claim>) -> Result<()> {
+        let mark = self.place.join(UNFINISHED).join(MARK);
+        self.mark = Some(MakerMark::put(mark.clone(), claim).await?);
+        // Another process may have begun and ended since the look.
+        if let Err(error) = self.vacancy().await {
+            remove_object(&mark).await?;
+            return Err(error);
+        }
         self.owns = true;
         Ok(())
     }
 
+    /// Returns the place as its maker writes to it.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Returns another place in the same store, from which the maker has files copied.
+    pub(crate) fn claimed(&self, other: &Place) -> Place {
+        self.claim.as_ref().map_or_else(|| other.clone(), |claim| other.claimed(claim.clone()))
+    }
+
     /// Returns the state of the place before anything is made.
     async fn vacancy(&self) -> Result<Vacancy> {
-        let mut found = names(&self.place).await?;
+        let found = contents(&self.place).await?.into_iter().map(|(name, _)| name);
         // Left by a process that was killed while it tried the store.
-        found.retain(|name| name != LOCK && name != PREFLIGHT);
+        let found: Vec<_> = found.filter(|name| name != LOCK && name != PREFLIGHT).collect();
         if found.is_empty() {
             return Ok(Vacancy::Empty);
         }
@@ -176,20 +214,17 @@ impl NewDirectory {
     /// Removes all parts of a data directory, the mark last.
     async fn remove_made(&self) -> Result<()> {
         let place = &self.place;
-        let mut found = names(place).await?;
-        found.retain(|name| is_made(name));
-        found.sort_by_key(|name| name == UNFINISHED);
-        for name in found {
+        let mut found = contents(place).await?;
+        found.retain(|(name, _)| is_made(name));
+        found.sort_by_key(|(name, _)| name == UNFINISHED);
+        for (name, is_dir) in found {
             let place = place.join(&name);
             match place.dir() {
-                Some(path) if path.is_dir() => remove_dir(path)?,
+                _ if is_dir => remove_tree(&place).await?,
                 Some(path) => {
                     fs::remove_file(path).with_context(|| format!("removing {place}"))?;
                 }
-                None => {
-                    remove_tree(&place).await?;
-                    remove_object(&place).await?;
-                }
+                None => remove_object(&place).await?,
             }
         }
         Ok(())
@@ -208,24 +243,39 @@ fn is_made(name: &str) -> bool {
     manifest::is_of_a_directory(name) || name == SHARED || name == manifest::TEMPORARY
 }
 
-/// Returns the names right below a place; none if it does not exist.
-async fn names(place: &Place) -> Result<Vec<String>> {
+/// Returns what is right below a place, and whether it is a directory or a prefix of objects; nothing if the place
+/// does not exist.
+async fn contents(place: &Place) -> Result<Vec<(String, bool)>> {
     let listing = || format!("listing {place}");
     if let Some(dir) = place.dir() {
         let entries = match fs::read_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.with_context(listing)?,
         };
-        let name = |entry: io::Result<fs::DirEntry>| {
-            entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
+        let described = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            Ok((entry.file_name().to_string_lossy().into_owned(), entry.file_type()?.is_dir()))
         };
-        return entries.map(name).collect::<io::Result<_>>().with_context(listing);
+        return entries.map(described).collect::<io::Result<_>>().with_context(listing);
     }
-    let root = (!place.root().is_root()).then(|| place.root());
-    let listed = place.store().list_with_delimiter(root).await.with_context(listing)?;
-    let objects = listed.objects.iter().map(|meta| &meta.location);
-    let name = |path: &ObjectPath| path.filename().map(str::to_owned);
-    Ok(objects.chain(&listed.common_prefixes).filter_map(name).collect())
+    let (objects, prefixes) = names(place).await?;
+    let mut found: Vec<_> = objects.into_iter().map(|name| (name, false)).collect();
+    for name in prefixes {
+        // A directory that is used like a bucket may have one without objects, if an upload was cut off.
+        let below = place.path(&name);
+        if place
+            .store()
+            .list(Some(&below))
+            .next()
+            .await
+            .transpose()
+            .with_context(listing)?
+            .is_some()
+        {
+            found.push((name, true));
+        }
+    }
+    Ok(found)
 }
 
 async fn remove_object(object: &Place) -> Result<()> {
@@ -235,7 +285,7 @@ async fn remove_object(object: &Place) -> Result<()> {
     }
 }
 
-/// Marks a place in a bucket as being in the making, as long as it lives.
+/// Marks a place in a bucket as being in the making, as long as it lives, and renews the claim on it.
 #[derive(Debug)]
 struct MakerMark {
     object: Place,
@@ -244,7 +294,7 @@ struct MakerMark {
 }
 
 impl MakerMark {
-    async fn put(object: Place) -> Result<Self> {
+    async fn put(object: Place, claim: Arc<Claim>) -> Result<Self> {
         let name = format!("{:016x}", rand::random::<u64>());
         let content = format!("{name} 0").into_bytes();
         match object.store().put_opts(object.root(), content.into(), PutMode::Create.into()).await {
@@ -254,7 +304,7 @@ impl MakerMark {
             Err(Error::AlreadyExists { .. }) => bail!(at_work(&object)),
             Err(error) => return Err(error).with_context(|| format!("writing {object}")),
         }
-        let renewing = tokio::spawn(renew(object.clone(), name.clone()));
+        let renewing = tokio::spawn(renew(object.clone(), name.clone(), claim));
         Ok(Self { object, name, renewing })
     }
 
@@ -277,17 +327,24 @@ impl Drop for MakerMark {
     }
 }
 
-async fn renew(object: Place, name: String) {
+async fn renew(object: Place, name: String, claim: Arc<Claim>) {
     for number in 1u64.. {
         tokio::time::sleep(RENEWAL).await;
+        let looked = BootTime::now();
         match is_of(&object, &name).await {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => return claim.lose(),
             Err(_) => continue,
         }
-        let content = format!("{name} {number}").into_bytes();
+        // Who slept since has lost it, maybe.
+        if looked.later(RENEWAL).left().is_zero() {
+            continue;
+        }
+        let (content, begun) = (format!("{name} {number}").into_bytes(), BootTime::now());
         // A later renewal may succeed.
-        let _ = object.store().put(object.root(), content.into()).await;
+        if object.store().put(object.root(), content.into()).await.is_ok() {
+            claim.renew(begun);
+        }
     }
 }
 
@@ -305,17 +362,18 @@ async fn is_of(object: &Place, name: &str) -> Result<bool> {
     Ok(content.is_some_and(|content| content.starts_with(name.as_bytes())))
 }
 
-/// Waits until a mark has stayed unchanged for long enough.
-async fn wait_until_abandoned(object: &Place) -> Result<()> {
+/// Waits until a mark has stayed unchanged for long enough, and returns a moment at which it had.
+async fn wait_until_abandoned(object: &Place) -> Result<BootTime> {
     let before = content(object).await?;
     tracing::info!(
         "{object}: a data directory is unfinished; waiting to see if its process still runs"
     );
     tokio::time::sleep(STANDSTILL).await;
+    let looked = BootTime::now();
     if content(object).await? != before {
         bail!(at_work(object));
     }
-    Ok(())
+    Ok(looked)
 }
 
 fn at_work(object: &Place) -> String {

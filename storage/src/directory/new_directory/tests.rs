@@ -1,6 +1,7 @@
 //! Makers of data directories in one place, in sequence and at the same time.
 
 use super::*;
+use crate::simulated;
 use object_store::memory::InMemory;
 use std::sync::Arc;
 
@@ -48,6 +49,65 @@ async fn a_process_taken_for_dead_writes_no_manifest_and_removes_nothing() {
     slow.end::<()>(Err(error)).await.unwrap_err();
     assert_eq!(found(&place).await, ["shard-0/of-the-other", "unfinished/mark"]);
     other.prove().await.unwrap();
+}
+
+#[test]
+fn who_slept_while_another_process_made_the_directory_writes_nothing() {
+    simulated::run(1, || async {
+        let place = bucket();
+        let slow = NewDirectory::begin(&place).await.unwrap();
+        // As long as it is awake it may take its time.
+        tokio::time::sleep(10 * STANDSTILL).await;
+        put(slow.place(), "shard-0/a").await;
+        slow.mark.as_ref().unwrap().renewing.abort();
+        tokio::time::sleep(CLAIM + RENEWAL).await;
+        let other = NewDirectory::begin(&place).await.unwrap();
+        put(other.place(), "shard-0/of-the-other").await;
+        other.end(anyhow::Ok(())).await.unwrap();
+        let (store, at) = (slow.place().store(), place.path("shard-0/of-the-other"));
+        store.put(&at, "late".into()).await.unwrap_err();
+        slow.claimed(&place).store().copy(&at, &place.path("copy")).await.unwrap_err();
+        slow.place().join("shard-1").store().delete(&at).await.unwrap_err();
+        slow.end::<()>(Err(anyhow::anyhow!("late"))).await.unwrap_err();
+        assert_eq!(found(&place).await, ["shard-0/of-the-other"]);
+    });
+}
+
+#[tokio::test]
+async fn the_second_of_two_that_have_found_an_empty_place_is_refused() {
+    let place = bucket();
+    let fast = NewDirectory::begin(&place).await.unwrap();
+    put(&place, "flagstone.json").await;
+    fast.end(anyhow::Ok(())).await.unwrap();
+    let mut slow = NewDirectory { mark: None, ..NewDirectory::begin(&bucket()).await.unwrap() };
+    // It has looked before the other one began.
+    let claim = slow.claim.clone().unwrap();
+    slow.place = place.claimed(claim.clone());
+    let error = slow.mark_as_own(claim).await.unwrap_err();
+    assert!(error.to_string().contains("is not empty"), "{error}");
+    assert_eq!(found(&place).await, ["flagstone.json"]);
+}
+
+/// An upload that was cut off leaves a file there that is no object.
+#[tokio::test(start_paused = true)]
+async fn directories_without_objects_count_as_absent() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("new");
+    let place = Place::parse(&format!("bucket+file://{}", dir.display())).unwrap();
+    for is_unfinished in [true, false] {
+        let upload = dir.join("shard-2/db/compacted");
+        fs::create_dir_all(&upload).unwrap();
+        fs::write(upload.join("x.sst#1"), "half").unwrap();
+        if is_unfinished {
+            put(&place, "unfinished/mark").await;
+            put(&place, "shard-2/db/manifest/1.manifest").await;
+        }
+        let new = NewDirectory::begin(&place).await.unwrap();
+        assert_eq!(found(&place).await, ["unfinished/mark"]);
+        put(&place, "shard-2/db/compacted/y.sst").await;
+        new.end::<()>(Err(anyhow::anyhow!("it failed"))).await.unwrap_err();
+        assert!(found(&place).await.is_empty());
+    }
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ impl BucketJournal {
         if reading.newest_epoch() != epoch {
             return Err(recovery.lost());
         }
-        let next = match recovery.end_of(&reading, first)? {
+        let next = match recovery.end_of(&mut reading, first).await? {
             End::Missing(next) => next,
             End::Fence(_, NO_EPOCH) => return Err(recovery.ended()),
             End::Fence(..) => return Err(recovery.lost()),

@@ -93,7 +93,7 @@ impl BucketRecovery {
         // floor that says so is in a later epoch.
         match reading.newest_epoch() {
             newest if newest > first.epoch => Ok(None),
-            _ => self.end_of(reading, first).map(Some),
+            _ => self.end_of(reading, first).await.map(Some),
         }
     }
 
@@ -123,7 +123,7 @@ impl BucketRecovery {
         }
         if reading.listed.contains_key(&next) {
             let is_readable = self.is_readable(reading, next).await?;
-            return Ok(if is_readable { Some(self.end_of(reading, next)?) } else { None });
+            return Ok(if is_readable { Some(self.end_of(reading, next).await?) } else { None });
         }
         // If one is missing, the others say whether it was stored.
         let is_end = newest.is_none_or(|at| at < next) && reading.published < next;
@@ -173,21 +173,27 @@ impl BucketRecovery {
     }
 
     /// Returns the end of an epoch, as far as it is known.
-    pub(super) fn end_of(&self, reading: &Reading, first: Position) -> Result<End, JournalError> {
+    pub(super) async fn end_of(
+        &self,
+        reading: &mut Reading,
+        first: Position,
+    ) -> Result<End, JournalError> {
         let mut at = first.max(reading.floor.first);
-        while let Some(found) = reading.found.get(&at) {
-            match found {
-                Ok(found) if found.header.is_fence() => {
+        loop {
+            match reading.found.get(&at) {
+                Some(Ok(found)) if found.header.is_fence() => {
                     return Ok(End::Fence(at, found.header.opens));
                 }
-                Ok(_) => at = at.next(),
-                Err(unreadable) => return Err(self.corrupt(at, unreadable.to_string())),
+                Some(Ok(_)) => at = at.next(),
+                Some(Err(unreadable)) => return Err(self.corrupt(at, unreadable.to_string())),
+                None if reading.published < at => return Ok(End::Missing(at)),
+                None => {
+                    if !self.read_unlisted(reading, at).await? {
+                        return Err(self.corrupt(at, "the object is missing, and it was stored"));
+                    }
+                }
             }
         }
-        if reading.published >= at {
-            return Err(self.corrupt(at, "the object is missing, and it was stored"));
-        }
-        Ok(End::Missing(at))
     }
 
     /// Puts fences at `next` and the numbers behind it; returns true if the first one was put here.

@@ -174,7 +174,7 @@ impl BucketRecovery {
                 epoch = reading.newest_epoch();
                 continue;
             }
-            match self.end_of(&reading, first)? {
+            match self.end_of(&mut reading, first).await? {
                 End::Fence(_, NO_EPOCH) => return Err(self.ended()),
                 End::Fence(at, opens) if met == Some(at) => epoch = opens,
                 // As in a takeover.
@@ -285,6 +285,19 @@ impl BucketRecovery {
         Ok(are_there)
     }
 
+    /// Reads an object that must have been stored and was not listed; returns false if it is not there. The listing of a
+    /// directory that is used like a bucket may lack a file that came meanwhile, and have a later one.
+    async fn read_unlisted(
+        &self,
+        reading: &mut Reading,
+        at: Position,
+    ) -> Result<bool, JournalError> {
+        let Some(object) = self.read(at).await? else { return Ok(false) };
+        reading.listed.insert(at, object.len() as u64);
+        self.take(reading, at, &object)?;
+        Ok(true)
+    }
+
     /// Takes in an object's header.
     fn take(
         &self,
@@ -354,6 +367,9 @@ impl BucketRecovery {
         while *at != fence {
             if !reading.found.contains_key(at) {
                 self.read_listed(reading, *at, at.last_of_epoch()).await?;
+            }
+            if !reading.found.contains_key(at) {
+                self.read_unlisted(reading, *at).await?;
             }
             let found = match reading.found.get(at) {
                 Some(Ok(found)) => found,

@@ -245,6 +245,41 @@ fn a_starter_that_sleeps_over_a_whole_life_of_another_one_finds_no_damage() {
     });
 }
 
+/// A directory that is used like a bucket is listed while its owner adds files.
+#[test]
+fn an_object_that_a_listing_overlooks_is_not_taken_for_missing() {
+    for is_contested in [false, true] {
+        runtime().block_on(async {
+            let sim = Sim::new(8);
+            let taken = |client: &Arc<Client>| {
+                let contested = is_contested;
+                let options = BucketOptions { contested, ..options(SyncMode::Always) };
+                BucketJournal::recover(place(client), options)
+            };
+            let owner = own(&sim.client(0)).await.unwrap();
+            for n in 1..=5 {
+                owner.append(&[0], b"x").unwrap();
+                owner.until_durable(n).await;
+            }
+            let names = sim.names().await;
+            for name in &names[names.len() - 5..names.len() - 1] {
+                let starter = sim.client(0);
+                *starter.overlooked.lock().unwrap() = Some(name.clone());
+                let mut view = BucketRecovery::new(place(&starter), options(SyncMode::Always));
+                view.read_unfenced().await.unwrap();
+                assert_eq!(view.end(), 5);
+            }
+            let starter = sim.client(0);
+            *starter.overlooked.lock().unwrap() = names.get(names.len() - 3).cloned();
+            assert_eq!(taken(&starter).await.unwrap().end(), 5);
+            // One that is really gone is missed.
+            sim.remove(&names[names.len() - 3]).await;
+            let error = taken(&sim.client(0)).await.unwrap_err();
+            assert!(error.to_string().contains("missing"), "{error}");
+        });
+    }
+}
+
 #[test]
 fn a_journal_that_was_released_is_taken_over_at_once() {
     runtime().block_on(async {
