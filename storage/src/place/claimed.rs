@@ -22,7 +22,7 @@ use tokio::sync::watch;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
-struct ClaimState {
+struct WriteClaimState {
     until: BootTime,
     /// Another process has the place.
     lost: bool,
@@ -30,15 +30,15 @@ struct ClaimState {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct WriteClaim {
     lasts: Duration,
-    state: watch::Sender<ClaimState>,
+    state: watch::Sender<WriteClaimState>,
 }
 
-impl Claim {
+impl WriteClaim {
     /// Creates a claim that lasts for so long from the moment `proven` on.
     pub(crate) fn new(lasts: Duration, proven: BootTime) -> Self {
-        let state = ClaimState { until: proven.later(lasts), lost: false };
+        let state = WriteClaimState { until: proven.later(lasts), lost: false };
         Self { lasts, state: watch::Sender::new(state) }
     }
 
@@ -74,7 +74,7 @@ impl Claim {
 #[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) inner: Arc<dyn ObjectStore>,
-    pub(super) claim: Arc<Claim>,
+    pub(super) claim: Arc<WriteClaim>,
 }
 
 impl fmt::Display for Claimed {
@@ -86,7 +86,7 @@ impl fmt::Display for Claimed {
 #[derive(Debug)]
 struct ClaimedUpload {
     inner: Box<dyn MultipartUpload>,
-    claim: Arc<Claim>,
+    claim: Arc<WriteClaim>,
 }
 
 #[async_trait]
@@ -176,7 +176,7 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_changed_once_the_claim_is_over() {
         let (inner, at) = (Arc::new(InMemory::new()), Path::from("a"));
-        let claim = Arc::new(Claim::new(Duration::from_secs(60), BootTime::now()));
+        let claim = Arc::new(WriteClaim::new(Duration::from_secs(60), BootTime::now()));
         let store = Claimed { inner: inner.clone(), claim: claim.clone() };
         store.put(&at, "1".into()).await.unwrap();
         let mut upload = store.put_multipart(&at).await.unwrap();
@@ -198,7 +198,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_write_waits_for_a_claim_that_is_renewed() {
-        let claim = Arc::new(Claim::new(Duration::ZERO, BootTime::now()));
+        let claim = Arc::new(WriteClaim::new(Duration::ZERO, BootTime::now()));
         let store = Claimed { inner: Arc::new(InMemory::new()), claim: claim.clone() };
         let (at, lasting) = (Path::from("a"), Duration::from_secs(60));
         let error = store.put(&at, "1".into()).await.unwrap_err();

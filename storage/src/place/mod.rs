@@ -17,7 +17,7 @@ pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use claimed::Claim;
+pub(crate) use claimed::WriteClaim;
 pub(crate) use files::{names, put, read, remove_dir, sizes};
 pub use files::{remove_tree, tells_of_full_disk};
 pub(crate) use guarded::{Guarded, Writes};
@@ -195,7 +195,7 @@ impl Place {
     }
 
     /// Returns this place as it is written to by who holds a claim.
-    pub(crate) fn claimed(&self, claim: Arc<Claim>) -> Self {
+    pub(crate) fn claimed(&self, claim: Arc<WriteClaim>) -> Self {
         Self { store: Arc::new(Claimed { inner: self.store.clone(), claim }), ..self.clone() }
     }
 

@@ -6,14 +6,14 @@
 //!
 //! In a local directory a lock shows whether a process is at work there. In a bucket the maker
 //! renews an object in `unfinished/`; one that is not renewed for a while counts as abandoned. So the
-//! maker writes only as long as nobody can think so ([`Claim`]).
+//! maker writes only as long as nobody can think so ([`WriteClaim`]).
 
 #[cfg(test)]
 mod tests;
 
 use super::{Locks, create_private_dir, lock, manifest};
 use crate::lease::BootTime;
-use crate::place::{Claim, Place, SHARED, names, remove_tree};
+use crate::place::{Place, SHARED, WriteClaim, names, remove_tree};
 use anyhow::{Context, Result, bail};
 use futures::StreamExt;
 use object_store::{Error, ObjectStoreExt, PutMode};
@@ -56,7 +56,7 @@ pub(crate) struct NewDirectory {
     had_lock: bool,
     /// True if the contents of the place were made here.
     owns: bool,
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<WriteClaim>>,
     mark: Option<MakerMark>,
 }
 
@@ -114,7 +114,7 @@ impl NewDirectory {
                 wait_until_abandoned(&self.place.join(UNFINISHED).join(MARK)).await?
             }
         };
-        let claim = Arc::new(Claim::new(CLAIM, proven));
+        let claim = Arc::new(WriteClaim::new(CLAIM, proven));
         self.claim = Some(claim.clone());
         self.place = self.place.claimed(claim.clone());
         if vacancy == Vacancy::Unfinished {
@@ -123,7 +123,7 @@ impl NewDirectory {
         self.mark_as_own(claim).await
     }
 
-    async fn mark_as_own(&mut self, claim: Arc<Claim>) -> Result<()> {
+    async fn mark_as_own(&mut self, claim: Arc<WriteClaim>) -> Result<()> {
         let mark = self.place.join(UNFINISHED).join(MARK);
         self.mark = Some(MakerMark::put(mark.clone(), claim).await?);
         // Another process may have begun and ended since the look.
@@ -294,7 +294,7 @@ struct MakerMark {
 }
 
 impl MakerMark {
-    async fn put(object: Place, claim: Arc<Claim>) -> Result<Self> {
+    async fn put(object: Place, claim: Arc<WriteClaim>) -> Result<Self> {
         let name = format!("{:016x}", rand::random::<u64>());
         let content = format!("{name} 0").into_bytes();
         match object.store().put_opts(object.root(), content.into(), PutMode::Create.into()).await {
@@ -327,7 +327,7 @@ impl Drop for MakerMark {
     }
 }
 
-async fn renew(object: Place, name: String, claim: Arc<Claim>) {
+async fn renew(object: Place, name: String, claim: Arc<WriteClaim>) {
     for number in 1u64.. {
         tokio::time::sleep(RENEWAL).await;
         let looked = BootTime::now();

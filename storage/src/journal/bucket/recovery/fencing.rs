@@ -196,6 +196,19 @@ impl BucketRecovery {
         }
     }
 
+    /// Reads an object that must have been stored and was not listed; returns false if it is not there. The listing of a
+    /// directory that is used like a bucket may lack a file that came meanwhile, and have a later one.
+    pub(super) async fn read_unlisted(
+        &self,
+        reading: &mut Reading,
+        at: Position,
+    ) -> Result<bool, JournalError> {
+        let Some(object) = self.read(at).await? else { return Ok(false) };
+        reading.listed.insert(at, object.len() as u64);
+        self.take(reading, at, &object)?;
+        Ok(true)
+    }
+
     /// Puts fences at `next` and the numbers behind it; returns true if the first one was put here.
     /// If not, the object there was read.
     async fn put_fences(

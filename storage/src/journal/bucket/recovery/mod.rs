@@ -285,19 +285,6 @@ impl BucketRecovery {
         Ok(are_there)
     }
 
-    /// Reads an object that must have been stored and was not listed; returns false if it is not there. The listing of a
-    /// directory that is used like a bucket may lack a file that came meanwhile, and have a later one.
-    async fn read_unlisted(
-        &self,
-        reading: &mut Reading,
-        at: Position,
-    ) -> Result<bool, JournalError> {
-        let Some(object) = self.read(at).await? else { return Ok(false) };
-        reading.listed.insert(at, object.len() as u64);
-        self.take(reading, at, &object)?;
-        Ok(true)
-    }
-
     /// Takes in an object's header.
     fn take(
         &self,
