@@ -156,7 +156,11 @@ impl CheckpointArgs {
         })?;
         let id = String::from_utf8(server.call(&[b"FLAGSTONE", b"CHECKPOINT"])?.into_bulk()?)?;
         if !Catalog::of(&data.store).has(&id).await? {
-            bail!("the server has another data directory open than {}", data.store);
+            bail!(
+                "the server has another data directory open than {}, or has removed the checkpoint \
+                 {id} already (checkpoint-keep)",
+                data.store
+            );
         }
         Ok(id)
     }

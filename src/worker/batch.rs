@@ -232,8 +232,12 @@ impl BatchReply {
         whole
     }
 
+    /// Appends a copy of a reply. An error takes its place if there is no memory for it: the replies behind it
+    /// must not take that.
     fn push(&mut self, (reply, outcome): (&[u8], Outcome)) {
+        let at = self.bytes.len();
         self.bytes.append(reply);
+        let outcome = if self.bytes.replace_lost(at) { Outcome::Failed } else { outcome };
         self.ends.push((self.bytes.len(), outcome));
     }
 
@@ -477,8 +481,9 @@ impl BatchReply {
         out.bytes.take_lack(&mut self.bytes);
         out.bytes.spare(self.bytes.is_spared());
         for (n, &(command, round)) in seen.iter().enumerate() {
-            let reply = self.get(n).unwrap_or_default();
+            let (reply, at) = (self.get(n).unwrap_or_default(), out.bytes.len());
             let outcome = stats.give(&mut out.bytes, Some(command), reply, failure(round));
+            let outcome = if out.bytes.replace_lost(at) { Outcome::Failed } else { outcome };
             out.ends.push((out.bytes.len(), outcome));
         }
         // Commands that have not run show nothing.

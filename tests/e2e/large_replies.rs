@@ -1,6 +1,9 @@
 //! Large replies take little more than their own memory, and next to none if they do not fit.
 
 use super::Server;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 
@@ -86,4 +89,72 @@ fn a_reply_that_does_not_fit_is_not_begun() {
         // The replies have 48 and 32.
         assert!(taken < 12, "{taken} MiB");
     }
+}
+
+/// Sizes of the values of a pipeline: several of them are more than there is room for.
+const SIZES: [usize; 4] = [100 << 10, MIB, 5 * MIB, 15 * MIB];
+
+/// Reads a reply to a GET: a value, whose bytes are all the same one, or `None` for the error that says that it does
+/// not fit.
+fn value(input: &mut impl BufRead) -> std::io::Result<Option<(usize, u8)>> {
+    let mut head = String::new();
+    if input.read_line(&mut head)? == 0 {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    if head.starts_with('-') {
+        assert!(head.contains("maxmemory-clients"), "{head}");
+        return Ok(None);
+    }
+    let len: usize = head[1..].trim().parse().expect("a length");
+    let mut bytes = vec![0; len + 2];
+    input.read_exact(&mut bytes)?;
+    assert!(bytes[..len].iter().all(|byte| *byte == bytes[0]), "one value");
+    Ok(Some((len, bytes[0])))
+}
+
+/// A client asks for more than there is memory for, and reads late: each reply is that of its command, or an
+/// error, or there is none and the connection is closed.
+#[test]
+fn no_reply_takes_the_place_of_another_one_that_does_not_fit() {
+    let server = Server::start(&["--workers", "2", "--memory-budget", "256mb"]);
+    let mut client = server.client();
+    let sizes = SIZES.into_iter().cycle().take(12);
+    for (n, size) in sizes.enumerate() {
+        let value = vec![b'a' + n as u8; size];
+        let () = redis::cmd("SET").arg(format!("b{n}")).arg(value).query(&mut client).expect("SET");
+    }
+    let ask = |seed: usize| {
+        let mut draw = seed as u64 + 1;
+        for _ in 0..3 {
+            let keys = std::iter::repeat_with(|| {
+                draw = draw.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                (draw >> 40) as usize % 12
+            });
+            let keys: Vec<usize> = keys.take(40).collect();
+            let mut socket = TcpStream::connect(("127.0.0.1", server.port())).expect("connected");
+            socket.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+            let gets: String = keys.iter().map(|n| format!("GET b{n}\r\n")).collect();
+            socket.write_all(gets.as_bytes()).expect("sent");
+            std::thread::sleep(Duration::from_millis(300 * (seed as u64 % 3)));
+            let mut input = BufReader::new(socket);
+            for n in keys {
+                match value(&mut input) {
+                    Ok(Some(found)) => assert_eq!(found, (SIZES[n % 4], b'a' + n as u8)),
+                    Ok(None) => {}
+                    Err(error) => {
+                        assert_ne!(
+                            error.kind(),
+                            std::io::ErrorKind::WouldBlock,
+                            "a reply is missing"
+                        );
+                        break;
+                    }
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..6).map(|seed| scope.spawn(move || ask(seed))).collect();
+        asking.into_iter().for_each(|one| one.join().expect("every reply is in its place"));
+    });
 }

@@ -295,3 +295,37 @@ fn a_transaction_ends_although_its_commands_miss_parts_of_values_in_turn() {
         assert_eq!(left, NAMES - 30);
     }
 }
+
+/// Operations of one BITFIELD run once, whatever of the string is on disk only.
+#[test]
+fn the_operations_of_a_bitfield_on_a_string_on_disk_run_once() {
+    let mut server = Server::start(&["--workers", "2"]);
+    let kib = 8 * 1024;
+    // The string grows within its last chunk, to the next one, and far.
+    for (len, end) in
+        [(100_000, 101_000), (100_000, 120_000), (100_000, 1_000_000), (1_500_000, 1_600_000)]
+    {
+        let mut client = server.client();
+        let () = redis::cmd("SET").arg("s").arg(vec![0u8; len]).query(&mut client).expect("SET");
+        drop(client);
+        server.stop();
+        server.restart();
+        let mut client = server.client();
+        let mut field = redis::cmd("BITFIELD");
+        field.arg("s").arg(&["INCRBY", "u16", "16"]).arg(12);
+        field.arg(&["INCRBY", "u16"]).arg(20 * kib).arg(3);
+        field.arg(&["GET", "u8"]).arg(8 * (end - 10));
+        field.arg(&["SET", "u8"]).arg(8 * end).arg(5).arg(&["GET", "u8"]).arg(8 * (end - 1));
+        let replies: Vec<i64> = field.query(&mut client).expect("BITFIELD");
+        assert_eq!(replies, [12, 3, 0, 0, 0], "{len} {end}");
+        let all: Vec<u8> = redis::cmd("GET").arg("s").query(&mut client).expect("GET");
+        let expected = |at: usize| match at {
+            3 => 12,
+            at if at == 20 * 1024 + 1 => 3,
+            at if at == end => 5,
+            _ => 0,
+        };
+        assert_eq!(all.len(), end + 1);
+        assert!(all.iter().enumerate().all(|(at, byte)| *byte == expected(at)), "{len} {end}");
+    }
+}

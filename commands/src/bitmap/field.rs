@@ -122,7 +122,7 @@ fn parse_ops(cx: &Ctx<'_>, args: Args<'_>) -> Result<Vec<FieldOperation>, Stop> 
 fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[FieldOperation]) -> Outcome {
     let name = arg(args, 1)?;
     let s = cx.store.string(cx.db, name)?;
-    require(s, ops).or_load(cx.db, name)?;
+    require(s, ops, 0).or_load(cx.db, name)?;
     cx.out.array(ops.len());
     for op in ops {
         let value = op.field.decode(op.bits(op.bytes(s).or_load(cx.db, name)?));
@@ -137,7 +137,8 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[FieldOperation]) -> Outcome {
     let len = ops.iter().filter(|op| op.writes()).map(FieldOperation::end_byte).max().unwrap_or(0);
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     let s = string_of(&entry)?;
-    require(s, ops).or_load(cx.db, name)?;
+    // Behind the first change nothing may be missing.
+    require(s, ops, len).or_load(cx.db, name)?;
     let is_longer = s.is_none_or(|s| s.len() < len);
     if is_longer {
         grow(&mut entry, len).or_load(cx.db, name)?;
@@ -176,12 +177,15 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[FieldOperation]) -> Outcome {
     Ok(())
 }
 
-/// Checks that the operations' bytes are in memory; requests all missing chunks at once.
-fn require(s: Option<&Str>, ops: &[FieldOperation]) -> Result<(), Part> {
+/// Checks that the operations' bytes are in memory, and those before its end if the string grows to `len`
+/// bytes; requests all missing chunks at once.
+fn require(s: Option<&Str>, ops: &[FieldOperation], len: usize) -> Result<(), Part> {
     let Some(s) = s else { return Ok(()) };
+    let end = if len > s.len() { s.len().saturating_sub(1)..s.len() } else { 0..0 };
+    let ranges = ops.iter().map(|op| op.stored_range(s));
     let mut missing = Vec::new();
-    for op in ops {
-        match s.require(op.stored_range(s)) {
+    for range in ranges.chain([end]) {
+        match s.require(range) {
             Ok(()) => {}
             Err(Part::Chunks(chunks)) => missing.extend(chunks),
             Err(part) => return Err(part),

@@ -53,7 +53,7 @@ impl WriteClaim {
     }
 
     /// Waits until it holds.
-    async fn confirm(&self) -> Result<()> {
+    pub(crate) async fn confirm(&self) -> Result<()> {
         let mut state = self.state.subscribe();
         let known = state.wait_for(|now| now.lost || !now.until.left().is_zero());
         let lost = match tokio::time::timeout(PATIENCE, known).await {

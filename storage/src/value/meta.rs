@@ -141,11 +141,11 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
     }
     entry.value = match (kind, flags & BIG != 0) {
         (TYPE_STRING, false) => Value::Str(Str::new(rest)),
-        (TYPE_STRING, true) => Value::Str(Str::Big(Box::new(BigStr {
-            version: take_u64(&mut rest).ok_or(damaged("no version"))?,
-            len: take_u64(&mut rest).ok_or(damaged("no length"))?,
-            ..BigStr::default()
-        }))),
+        (TYPE_STRING, true) => {
+            let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
+            let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
+            Value::Str(Str::Big(Box::new(BigStr::stored(version, len))))
+        }
         (TYPE_HASH, big) => {
             let timed = flags & TIMED != 0;
             let mut hash = if big { big_hash(rest, timed)? } else { unpack_hash(rest, timed)? };

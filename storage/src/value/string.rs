@@ -61,6 +61,8 @@ pub struct BigStr {
     pub(crate) held: usize,
     /// True if a chunk that is not in `chunks` is a hole of zeros, not an unloaded one.
     pub(crate) complete: bool,
+    /// From this number on that is so in any case: the string was shorter when it was stored.
+    pub(crate) holes_from: u32,
     /// Chunks with changes not in the journal.
     pub(crate) dirty: BTreeSet<u32>,
 }
@@ -263,7 +265,8 @@ impl Str {
         let held = chunks.values().map(Vec::len).sum();
         let len = len as u64;
         let chunks = Reclaimed(chunks);
-        Self::Big(Box::new(BigStr { len, chunks, held, dirty, complete: true, version: 0 }))
+        let whole = BigStr { complete: true, ..BigStr::default() };
+        Self::Big(Box::new(BigStr { len, chunks, held, dirty, ..whole }))
     }
 
     /// Appends bytes; cheap on a string that is already raw.
@@ -279,6 +282,11 @@ impl Str {
 }
 
 impl BigStr {
+    /// Creates a big string of which nothing is in memory.
+    pub(crate) fn stored(version: u64, len: u64) -> Self {
+        Self { version, len, holes_from: len.div_ceil(CHUNK as u64) as u32, ..Self::default() }
+    }
+
     /// Creates a big string that is wholly in memory, every chunk dirty, under no version yet.
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let mut big = Self { complete: true, ..Self::default() };
@@ -312,10 +320,10 @@ impl BigStr {
         if self.complete || range.is_empty() {
             return None;
         }
-        let wanted = (range.start / CHUNK) as u32..((range.end - 1) / CHUNK + 1) as u32;
+        let end = ((range.end - 1) / CHUNK + 1) as u32;
+        let wanted = (range.start / CHUNK) as u32..end.min(self.holes_from);
         let chunks: Vec<u32> = wanted.filter(|n| !self.chunks.contains_key(n)).collect();
-        let all = (self.len as usize).div_ceil(CHUNK);
-        if chunks.len() > READ_SINGLY && chunks.len() > all / 2 {
+        if chunks.len() > READ_SINGLY && chunks.len() > self.holes_from as usize / 2 {
             return Some(Part::All);
         }
         (!chunks.is_empty()).then_some(Part::Chunks(chunks))

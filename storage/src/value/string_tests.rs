@@ -65,16 +65,21 @@ fn pieces_leave_out_holes() {
 #[test]
 fn many_chunks_are_asked_for_as_a_whole() {
     let len = 100 * CHUNK;
-    let s = Str::Big(Box::new(BigStr { len: len as u64, ..BigStr::default() }));
+    let mut s = Str::Big(Box::new(BigStr::stored(7, len as u64)));
     assert_eq!(s.require(0..2 * CHUNK).unwrap_err(), Part::Chunks(vec![0, 1]));
     assert!(matches!(s.require(0..50 * CHUNK).unwrap_err(), Part::Chunks(_)));
+    assert_eq!(s.require(0..51 * CHUNK).unwrap_err(), Part::All);
+    // Behind the end as it was stored there is nothing to be read.
+    s.grow(len + 200 * CHUNK).unwrap();
+    s.require(len..len + 200 * CHUNK).unwrap();
+    assert_eq!(s.require(len - 1..len + CHUNK).unwrap_err(), Part::Chunks(vec![99]));
     assert_eq!(s.require(0..51 * CHUNK).unwrap_err(), Part::All);
 }
 
 #[test]
 fn a_part_that_is_not_loaded_is_asked_for() {
     let mut big = BigStr::new(&vec![7; 4 * CHUNK]);
-    big.complete = false;
+    (big.complete, big.holes_from) = (false, 4);
     big.chunks.remove(&2);
     let mut s = Str::Big(Box::new(big));
     assert_eq!(s.range(0..3 * CHUNK).unwrap_err(), Part::Chunks(vec![2]));

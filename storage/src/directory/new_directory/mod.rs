@@ -97,6 +97,7 @@ impl NewDirectory {
         self.owns = true;
         if vacancy == Vacancy::Unfinished {
             self.remove_made().await?;
+            self.remove_mark().await?;
         }
         let mark = dir.join(UNFINISHED);
         fs::create_dir_all(&mark).with_context(|| format!("creating {}", mark.display()))?;
@@ -115,19 +116,23 @@ impl NewDirectory {
             }
         };
         let claim = Arc::new(WriteClaim::new(CLAIM, proven));
+        let bare = self.place.clone();
         self.claim = Some(claim.clone());
-        self.place = self.place.claimed(claim.clone());
+        self.place = bare.claimed(claim.clone());
         if vacancy == Vacancy::Unfinished {
             self.remove_made().await?;
+            self.remove_mark().await?;
         }
-        self.mark_as_own(claim).await
+        self.mark_as_own(&bare, claim).await
     }
 
-    async fn mark_as_own(&mut self, claim: Arc<WriteClaim>) -> Result<()> {
-        let mark = self.place.join(UNFINISHED).join(MARK);
+    /// Puts the mark. It is renewed without the claim, which depends on it.
+    async fn mark_as_own(&mut self, bare: &Place, claim: Arc<WriteClaim>) -> Result<()> {
+        let mark = bare.join(UNFINISHED).join(MARK);
         self.mark = Some(MakerMark::put(mark.clone(), claim).await?);
         // Another process may have begun and ended since the look.
         if let Err(error) = self.vacancy().await {
+            self.stop_mark().await;
             remove_object(&mark).await?;
             return Err(error);
         }
@@ -179,23 +184,34 @@ impl NewDirectory {
 
     /// Ends the making: leaves a whole data directory, or removes the unfinished one.
     pub(crate) async fn end<T>(mut self, made: Result<T>) -> Result<T> {
-        if let Some(mark) = &mut self.mark {
-            mark.stop().await;
-        }
         let cleaned = match &made {
-            Ok(_) => remove_tree(&self.place.join(UNFINISHED)).await,
+            Ok(_) => self.remove_mark().await,
             Err(_) => self.abandon().await,
         };
         if let Err(error) = cleaned {
             tracing::warn!("what was needed meanwhile stays: {error:#}");
         }
+        self.stop_mark().await;
         made
     }
 
+    async fn stop_mark(&mut self) {
+        if let Some(mut mark) = self.mark.take() {
+            mark.stop().await;
+        }
+    }
+
+    /// Removes `unfinished/`. It is renewed up to then, as others count on that.
+    async fn remove_mark(&mut self) -> Result<()> {
+        self.stop_mark().await;
+        remove_tree(&self.place.join(UNFINISHED)).await
+    }
+
     /// Removes everything that was made.
-    async fn abandon(&self) -> Result<()> {
+    async fn abandon(&mut self) -> Result<()> {
         if self.owns && self.prove().await.is_ok() {
             self.remove_made().await?;
+            self.remove_mark().await?;
         }
         let Some(dir) = self.place.dir() else { return Ok(()) };
         if !self.locks.is_empty() && !self.had_lock {
@@ -211,12 +227,11 @@ impl NewDirectory {
         Ok(())
     }
 
-    /// Removes all parts of a data directory, the mark last.
+    /// Removes all parts of a data directory but `unfinished/`.
     async fn remove_made(&self) -> Result<()> {
         let place = &self.place;
         let mut found = contents(place).await?;
-        found.retain(|(name, _)| is_made(name));
-        found.sort_by_key(|(name, _)| name == UNFINISHED);
+        found.retain(|(name, _)| is_made(name) && name != UNFINISHED);
         for (name, is_dir) in found {
             let place = place.join(&name);
             match place.dir() {
@@ -262,16 +277,8 @@ async fn contents(place: &Place) -> Result<Vec<(String, bool)>> {
     let mut found: Vec<_> = objects.into_iter().map(|name| (name, false)).collect();
     for name in prefixes {
         // A directory that is used like a bucket may have one without objects, if an upload was cut off.
-        let below = place.path(&name);
-        if place
-            .store()
-            .list(Some(&below))
-            .next()
-            .await
-            .transpose()
-            .with_context(listing)?
-            .is_some()
-        {
+        let first = place.store().list(Some(&place.path(&name))).next().await;
+        if first.transpose().with_context(listing)?.is_some() {
             found.push((name, true));
         }
     }
@@ -297,6 +304,7 @@ impl MakerMark {
     async fn put(object: Place, claim: Arc<WriteClaim>) -> Result<Self> {
         let name = format!("{:016x}", rand::random::<u64>());
         let content = format!("{name} 0").into_bytes();
+        claim.confirm().await?;
         match object.store().put_opts(object.root(), content.into(), PutMode::Create.into()).await {
             Ok(_) => {}
             // A retry that finds its own earlier write.

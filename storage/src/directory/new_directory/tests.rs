@@ -1,6 +1,7 @@
 //! Makers of data directories in one place, in sequence and at the same time.
 
 use super::*;
+use crate::place::sim::Sim;
 use crate::simulated;
 use object_store::memory::InMemory;
 use std::sync::Arc;
@@ -73,6 +74,23 @@ fn who_slept_while_another_process_made_the_directory_writes_nothing() {
     });
 }
 
+#[test]
+fn who_slept_alone_goes_on() {
+    simulated::run(2, || async {
+        let client = Sim::new(2).client(0);
+        let place = Place::within(client.clone(), "a/prefix".into(), "sim");
+        let maker = NewDirectory::begin(&place).await.unwrap();
+        for _ in 0..3 {
+            client.paused.shut(true);
+            tokio::time::sleep(CLAIM + RENEWAL).await;
+            client.paused.shut(false);
+            put(maker.place(), "shard-0/a").await;
+        }
+        maker.end::<()>(Err(anyhow::anyhow!("it failed"))).await.unwrap_err();
+        assert!(found(&place).await.is_empty());
+    });
+}
+
 #[tokio::test]
 async fn the_second_of_two_that_have_found_an_empty_place_is_refused() {
     let place = bucket();
@@ -83,7 +101,7 @@ async fn the_second_of_two_that_have_found_an_empty_place_is_refused() {
     // It has looked before the other one began.
     let claim = slow.claim.clone().unwrap();
     slow.place = place.claimed(claim.clone());
-    let error = slow.mark_as_own(claim).await.unwrap_err();
+    let error = slow.mark_as_own(&place, claim).await.unwrap_err();
     assert!(error.to_string().contains("is not empty"), "{error}");
     assert_eq!(found(&place).await, ["flagstone.json"]);
 }
