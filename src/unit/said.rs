@@ -1,7 +1,7 @@
 //! Runs handlers, and says what they have done for replicas (RFC 15).
 
 use crate::command::Command;
-use flagstone_commands::{Ctx, Outcome, flag};
+use flagstone_commands::{Ctx, Outcome, Stop, flag};
 use flagstone_wire::resp::Args;
 
 /// Runs a handler of a command on keys. Its words are said, if it has changed something and has not
@@ -20,8 +20,9 @@ pub(crate) fn run<'a>(
     let outcome = handler(cx, args);
     // A script puts the arguments of its next command where these are.
     cx.store.forget_hint();
-    // A read that has changed something has found an expiry, which is said already.
+    // One that misses data runs again. A read that has changed something has found an expiry, which is said already.
     if is_heard
+        && !matches!(outcome, Err(Stop::Miss(_)))
         && cx.store.words.is_unsaid(cx.store.stats.changes)
         && command.spec.has(flag!(WRITE))
     {

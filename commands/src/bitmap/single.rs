@@ -21,7 +21,11 @@ pub(super) fn setbit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mask = 0x80 >> (offset % 8);
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     let (len, old) = match string_of(&entry)? {
-        Some(s) => (s.len(), byte_at(s, byte).or_load(cx.db, name)?),
+        Some(s) => {
+            // The chunk of the old end may be written to as well.
+            s.require_write(byte, 1).or_load(cx.db, name)?;
+            (s.len(), byte_at(s, byte).or_load(cx.db, name)?)
+        }
         None => (0, 0),
     };
     let was_on = old & mask != 0;

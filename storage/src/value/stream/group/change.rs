@@ -221,8 +221,12 @@ impl Groups {
     }
 
     fn put_one(&mut self, group: &mut Group, entry: PendingEntry) -> Option<PendingEntry> {
-        let floor = self.floor(group, entry.id).ok().flatten();
-        let Some(key) = floor.or_else(|| self.begin_earlier(group, entry.id)) else {
+        let key = match self.floor(group, entry.id) {
+            Ok(floor) => floor.or_else(|| self.begin_earlier(group, entry.id)),
+            // The node before is not in memory, as the one behind it was just removed. It ends before this entry.
+            Err(_) => None,
+        };
+        let Some(key) = key else {
             self.add_node(group, entry.id, PendingNode::of(entry.id, [entry]));
             return None;
         };

@@ -2,7 +2,7 @@
 //!
 //! Keys whose rows may not be in memory lie in *gaps*. A key outside of all gaps is known: its row
 //! is in memory, or does not exist. A row may be written into a gap; it is known, its surroundings
-//! are not. Nothing lies before the first row and the first gap, however much was removed there: a
+//! are not. When it is removed, it is known that there is none. Nothing lies before the first row and the first gap, however much was removed there: a
 //! reader from the front reads over no deleted rows.
 
 mod read;
@@ -228,6 +228,10 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
             self.gone.insert(key.clone());
         }
         let slot = slot?;
+        // Who removes a row may look for it, or for the one before, at once.
+        if self.is_in_gap(key) {
+            self.cover(key, key.after().as_ref());
+        }
         let bytes = key.heap() + slot.value.heap();
         self.heap -= bytes;
         self.whole = self.whole.saturating_sub(bytes as u64);

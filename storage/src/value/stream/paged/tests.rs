@@ -201,6 +201,24 @@ fn removing_at_the_front_reads_nothing() {
 }
 
 #[test]
+fn a_row_that_was_removed_from_a_gap_is_known_to_be_absent() {
+    let mut world = World::new();
+    (0..100).step_by(10).for_each(|n| world.insert(n, b"x"));
+    world.seal();
+    world.map = Map::away(PREFIX, id(0), Some(id(91)));
+    for n in [30, 45] {
+        world.insert(n, b"y");
+        world.remove(n);
+        assert!(matches!(world.map.get(&id(n)), Ok(None)), "{n}");
+        assert!(world.map.get(&id(n - 1)).is_err() && world.map.get(&id(n + 1)).is_err());
+    }
+    world.audit();
+    assert_eq!(world.pages, 0);
+    assert_eq!(world.read(0, None, false).len(), 9);
+    world.check(45, 60);
+}
+
+#[test]
 fn nodes_that_were_never_written_leave_no_deletion() {
     let mut world = World::new();
     world.insert(1, b"x");
