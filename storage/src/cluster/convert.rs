@@ -131,7 +131,7 @@ impl ClusterConversion {
     }
 
     /// Stores everything in the engines, and ends the journal for good.
-    async fn end_single_server(&self, clock: Clock) -> Result<()> {
+    pub(super) async fn end_single_server(&self, clock: Clock) -> Result<()> {
         let store = &self.options.store;
         let directory = Directory::open(self.options.clone(), clock).await?;
         let epoch = directory.journal.epoch();

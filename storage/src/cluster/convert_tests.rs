@@ -334,6 +334,9 @@ fn what_a_cluster_cannot_have_is_refused_and_nothing_changes() {
         assert!(error.contains("has 1 keys in database 1, and"), "{error}");
         // It was stored by then.
         assert!(refused().await.contains("database 1"));
+        // So is what came behind the look.
+        let late = conversion(store.clone(), false).await.end_single_server(Clock::default()).await;
+        assert!(late.unwrap_err().to_string().contains("database 1"));
         let mut owner = Owner::single(store.clone()).await.unwrap();
         assert!(owner.set(1, "elsewhere", Value::Absent).await);
         let source =

@@ -184,20 +184,39 @@ fn a_tail_has_what_its_view_lacks_and_ends_with_the_journal() {
         let sim = Sim::new(23);
         let client = sim.client(0);
         let journal = Running::open(&client, SyncMode::Always).await;
-        let mut tails = Vec::new();
+        let (mut tails, mut within) = (Vec::new(), 0);
         for n in 0..60_u64 {
-            let body = if n % 5 == 4 { vec![n as u8; 6 << 20] } else { vec![n as u8; 700] };
+            let is_long = n % 5 == 4;
+            if is_long {
+                journal.until_durable(n).await;
+            }
+            let names = sim.names().await;
+            if let Some((_, number)) =
+                names.last().filter(|_| is_long).and_then(|it| it.rsplit_once('/'))
+            {
+                // The second object of the commit does not get there.
+                let number = number.parse::<u64>().unwrap() + 2;
+                *client.refused.lock().unwrap() = Some(format!("/{number:020}"));
+            }
+            let body = if is_long { vec![n as u8; 6 << 20] } else { vec![n as u8; 700] };
             let lsn = journal.append(&[0], &body).unwrap();
-            if n % 4 == 0 {
+            if n % 4 == 0 && !is_long {
                 journal.until_durable(lsn).await;
             }
-            if n % 7 == 3 {
-                // It may end within a commit of several objects.
+            if is_long {
+                while sim.names().await.len() == names.len() {
+                    tokio::time::sleep(Duration::from_micros(100)).await;
+                }
+            }
+            if is_long || n % 7 == 3 {
                 let view = BucketJournal::view(&place(&client), &options(SyncMode::Always)).await;
                 let view = view.unwrap();
+                within += u64::from(is_long && view.end() < lsn);
                 tails.push((view.end(), view.tail()));
             }
+            *client.refused.lock().unwrap() = None;
         }
+        assert_eq!(within, 12, "views that have ended within a commit");
         journal.until_durable(60).await;
         for (end, tail) in &mut tails {
             let (records, ended) = rest_of(tail).await;
