@@ -201,7 +201,7 @@ impl NewDirectory {
         }
     }
 
-    /// Removes `unfinished/`. It is renewed up to then, as others count on that.
+    /// Removes `unfinished/`, whose mark is renewed up to then.
     async fn remove_mark(&mut self) -> Result<()> {
         self.stop_mark().await;
         remove_tree(&self.place.join(UNFINISHED)).await
