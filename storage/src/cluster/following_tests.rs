@@ -1,7 +1,7 @@
 //! A replica beside servers that write, flush, move shards, are killed and taken over.
 
 use super::seat_tests::{KEYS, TestServer, forget, run_histories};
-use super::{Life, LifeFollower, MapShard, ServerRole};
+use super::{Life, LifeFollower, MapShard, MirroredShards, ServerRole};
 use crate::commit::split_body;
 use crate::journal::tests::sim_disk::Rng;
 use crate::journal::{Record, TailStep};
@@ -103,31 +103,33 @@ impl TestReplica {
         }
     }
 
-    /// Reads the shards of a life anew, and a part of its journal meanwhile.
-    async fn renew(&mut self, life: Life, meanwhile: u64) {
-        let Some(follower) = self.followed.get_mut(&life) else { return };
-        follower.begin_renewal();
+    /// Reads the shards of a life anew, and a part of its journal before.
+    async fn begin_renewal(&mut self, life: Life, meanwhile: u64) -> Option<Box<MirroredShards>> {
+        self.followed.get_mut(&life)?.begin_renewal();
         let entries: Vec<MapShard> = self.server.map().await.owned_by(life).cloned().collect();
         let is_followed =
             |entry: &MapShard| self.owners.get(&entry.id) == Self::owner(entry).as_ref();
         if !entries.iter().all(is_followed) {
-            self.followed.get_mut(&life).unwrap().end_renewal();
-            return;
+            self.followed.get_mut(&life)?.end_renewal();
+            return None;
         }
         self.read(life, meanwhile).await;
-        let mirrored = self.server.seat.mirror(life, &entries).await;
+        self.server.seat.mirror(life, &entries).await.ok()
+    }
+
+    /// Reads a part of the journal of a life, and puts its shards that were read anew in their places.
+    async fn end_renewal(&mut self, life: Life, mut renewed: Box<MirroredShards>, meanwhile: u64) {
         self.read(life, meanwhile).await;
-        let Ok(mut mirrored) = mirrored else { return };
         loop {
             let Some(follower) = self.followed.get_mut(&life) else { return };
-            match follower.renew(mirrored) {
+            match follower.renew(renewed) {
                 Ok(shards) => {
                     for shard in shards {
                         drop(self.server.partition.exchange(shard).unwrap());
                     }
                     return;
                 }
-                Err(ahead) => mirrored = ahead,
+                Err(ahead) => renewed = ahead,
             }
             if !self.read(life, 1).await {
                 return self.mirror(life).await;
@@ -148,6 +150,18 @@ impl TestReplica {
     }
 }
 
+/// Writes some keys of a server, with greater numbers.
+async fn write(server: &mut TestServer, dice: &mut Rng, next: &mut u64) {
+    for _ in 0..dice.below(6) {
+        let n = dice.below(KEYS);
+        if server.owns(n) {
+            *next += 1;
+            server.put(n, *next).await.unwrap();
+        }
+    }
+    assert!(server.sync().await);
+}
+
 async fn history(seed: u64) {
     let store = Place::within(Arc::new(InMemory::new()), "data".into(), "memory:");
     let (mut dice, mut next, mut durable) = (Rng::new(seed), 0, BTreeMap::new());
@@ -161,14 +175,7 @@ async fn history(seed: u64) {
     let mut replica = TestReplica::join(&store).await;
     for step in 0..40 {
         let at = dice.below(servers.len() as u64) as usize;
-        for _ in 0..dice.below(6) {
-            let n = dice.below(KEYS);
-            if servers[at].owns(n) {
-                next += 1;
-                servers[at].put(n, next).await.unwrap();
-            }
-        }
-        assert!(servers[at].sync().await);
+        write(&mut servers[at], &mut dice, &mut next).await;
         servers[at].settle(&mut durable);
         let life = servers[at].seat.life();
         match dice.below(8) {
@@ -194,7 +201,13 @@ async fn history(seed: u64) {
             5 if servers.len() < 2 => {
                 servers.push(TestServer::try_join(&store, 2 + step).await.unwrap());
             }
-            6 => replica.renew(life, dice.below(4)).await,
+            6 => {
+                if let Some(renewed) = replica.begin_renewal(life, dice.below(4)).await {
+                    write(&mut servers[at], &mut dice, &mut next).await;
+                    servers[at].settle(&mut durable);
+                    replica.end_renewal(life, renewed, dice.below(4)).await;
+                }
+            }
             _ => drop(replica.read(life, dice.below(5)).await),
         }
         replica.check(seed, next).await;

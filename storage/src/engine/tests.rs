@@ -157,7 +157,7 @@ fn overwrite(process: &Process, version: u64, byte: u8) {
 /// Waits until none of these files is left.
 fn wait_until_gone(process: &Process, store: &InMemory, replaced: &[Path]) {
     // A merge that was killed goes on when it is stale, and keeps files until then.
-    let limit = 2 * settings::stale_after(&Upkeep::default());
+    let limit = 2 * stale_after(&Upkeep::default());
     let begun = Instant::now();
     while files(store).iter().any(|file| replaced.contains(file)) {
         assert!(begun.elapsed() < limit, "replaced files are left");

@@ -8,6 +8,7 @@ use flagstone_storage::directory::{Directory, OpenOptions, SplitError, reshard};
 use flagstone_storage::place::Place;
 use flagstone_storage::slot::SplitPlan;
 use rand::RngExt;
+use std::path::{Path, PathBuf};
 
 /// Most shards of a history.
 const MOST: u16 = 7;
@@ -72,6 +73,17 @@ pub(crate) fn set_all(world: &mut World, mark: u8) {
     world.commit();
 }
 
+/// Returns the number of files and directories of splits that have not ended.
+fn remains(dir: &Path, shards: u16) -> usize {
+    let homes = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let is_left = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let shard = name.strip_prefix("shard-").map(|id| id.parse::<u16>().unwrap());
+        name == "splitting" || shard >= Some(shards) || path.join("unfinished").exists()
+    };
+    homes.filter(is_left).count()
+}
+
 /// A kill at any write of a split leaves one shard or two; and so it goes on.
 #[test]
 fn a_split_may_be_killed_at_any_step() {
@@ -97,6 +109,7 @@ fn a_split_may_be_killed_at_any_step() {
         let dir = fresh(root.path(), &mut number);
         let mut again = World::reopen(image, &dir, Box::new(|_| false));
         found.insert(again.shards());
+        assert_eq!(remains(&dir, again.shards()), 0, "{}", image.at);
         again.verify(&image.at);
         // The first split that was not cut off, or another one.
         again.split(1, None);
