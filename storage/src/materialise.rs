@@ -230,11 +230,15 @@ async fn sweep_elements(
     key: &Bytes,
     head: Vec<u8>,
 ) -> Result<bool> {
-    let rows = engine.scan(place.range(&head), SWEEP_ROWS).await?;
-    let last = rows.last().map(|(key, _)| key.clone());
-    let done = rows.len() < SWEEP_ROWS;
-    let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
-    let mut batch: Batch = rows.into_iter().map(|(k, _)| (k, None)).collect();
+    let (mut batch, mut value_bytes) = (Batch::new(), 0);
+    let walk = engine.walk(place.range(&head), |key, value| {
+        // The key of a row may keep the whole block.
+        batch.push((Bytes::copy_from_slice(&key), None));
+        value_bytes += value.len() as u64;
+        batch.len() < SWEEP_ROWS
+    });
+    let done = walk.await?.is_none();
+    let last = batch.last().map(|(key, _)| key.clone());
     if done {
         batch.push((key.clone(), None));
     }
@@ -250,12 +254,10 @@ async fn sweep_elements(
 async fn sweep_generation(engine: &Engine, place: &mut Swept, generation: u32) -> Result<bool> {
     let mut head = vec![row::META];
     head.extend_from_slice(&generation.to_be_bytes());
-    let rows = engine.scan(place.range(&head), SWEEP_ROWS).await?;
-    let last = rows.last().map(|(key, _)| key.clone());
-    let done = rows.len() < SWEEP_ROWS;
-    let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
-    let mut batch = Vec::with_capacity(rows.len() + 1);
-    for (key, value) in rows {
+    let (mut batch, mut value_bytes, mut rows, mut last) = (Batch::new(), 0, 0, None);
+    let walk = engine.walk(place.range(&head), |key, value| {
+        value_bytes += value.len() as u64;
+        rows += 1;
         if let Some(Row::Meta { slot, key: name, .. }) = Row::parse(&key)
             && let Ok(entry) = decode_entry(name, 0, &value)
         {
@@ -267,8 +269,12 @@ async fn sweep_generation(engine: &Engine, place: &mut Swept, generation: u32) -
                 batch.push((RowKey::time(at_ms, slot, generation, fields, name).into(), None));
             }
         }
+        let key = Bytes::copy_from_slice(&key);
+        last = Some(key.clone());
         batch.push((key, None));
-    }
+        rows < SWEEP_ROWS
+    });
+    let done = walk.await?.is_none();
     if done {
         for (key, _) in engine.scan(prefix_range(&counter_prefix(generation)), SWEEP_ROWS).await? {
             batch.push((key, None));

@@ -37,8 +37,9 @@ pub enum Part {
     Chunks(Vec<u32>),
     /// All elements.
     All,
-    /// About `limit` elements from the beginning of a range, or `reverse` from its end.
-    Page { range: ElementRange, reverse: bool, limit: usize },
+    /// About `limit` elements from the beginning of a range, or `reverse` from its end. If they are
+    /// large there may be fewer, but `least` rows at least.
+    Page { range: ElementRange, reverse: bool, limit: usize, least: usize },
     /// An index of a range: the number of elements in each piece of it.
     Index { range: ElementRange, by: IndexBy },
     /// The earliest expiries of fields.

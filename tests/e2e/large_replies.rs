@@ -8,7 +8,7 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 
 /// Returns the bytes that the server takes beyond its present memory while `ask` runs.
-fn most_beside(server: &Server, ask: impl FnOnce()) -> u64 {
+pub(crate) fn most_beside(server: &Server, ask: impl FnOnce()) -> u64 {
     // The peak begins anew.
     std::fs::write(format!("/proc/{}/clear_refs", server.pid()), "5").expect("written");
     let before = server.rss();

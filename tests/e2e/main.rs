@@ -28,6 +28,7 @@ mod functions;
 mod hostile;
 mod http;
 mod keyspace;
+mod large_elements;
 mod large_replies;
 mod losses;
 mod many_keys;

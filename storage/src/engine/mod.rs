@@ -37,6 +37,7 @@ pub(crate) use claims::Claim;
 pub use figures::EngineFigures;
 pub use pace::MergePace;
 pub use pause::HandOverPace;
+pub(crate) use scans::ScanLimit;
 pub use scheduler::MergePermits;
 pub use settings::Compression;
 pub use ticks::QuietIntervals;

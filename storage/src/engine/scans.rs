@@ -29,6 +29,21 @@ fn counts(own: Option<&OwnSlots>, row_key: &[u8]) -> bool {
     own.is_none_or(|own| own.has(row_key))
 }
 
+/// How much a scan reads at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScanLimit {
+    pub(crate) rows: usize,
+    /// Bytes of keys and values, unless these are fewer rows than `least`.
+    pub(crate) bytes: usize,
+    pub(crate) least: usize,
+}
+
+impl ScanLimit {
+    pub(crate) fn is_reached(&self, rows: usize, bytes: usize) -> bool {
+        rows >= self.rows || (rows >= self.least && bytes >= self.bytes)
+    }
+}
+
 impl Engine {
     /// Returns the limit for a whole read, if the files that it goes through are kept for a time
     /// only.
@@ -38,30 +53,25 @@ impl Engine {
 
     /// Returns the rows of a key range in order, `limit` at most.
     pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
-        self.scan_in(IterationOrder::Ascending, range, limit).await
+        let most = ScanLimit { rows: limit, least: limit, bytes: 0 };
+        Ok(self.scan_page(false, range, most).await?.0)
     }
 
-    /// Returns the last rows of a key range, last one first.
-    pub async fn scan_back(
+    /// Returns the first rows of a key range, or in `reverse` the last ones, last one first. The second value
+    /// is true if the limit has ended it.
+    pub(crate) async fn scan_page(
         &self,
+        reverse: bool,
         range: Range<Vec<u8>>,
-        limit: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        self.scan_in(IterationOrder::Descending, range, limit).await
-    }
-
-    async fn scan_in(
-        &self,
-        order: IterationOrder,
-        range: Range<Vec<u8>>,
-        limit: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        let mut rows = Vec::new();
+        limit: ScanLimit,
+    ) -> Result<(Vec<(Bytes, Bytes)>, bool)> {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
         if range.start >= range.end {
-            return Ok(rows);
+            return Ok((rows, false));
         }
+        let order = if reverse { IterationOrder::Descending } else { IterationOrder::Ascending };
         // A long scan reads ahead, and does not fill the cache.
-        let (read_ahead_bytes, cache_blocks) = match limit {
+        let (read_ahead_bytes, cache_blocks) = match limit.rows {
             ..SHORT_SCAN => (1, true),
             SHORT_SCAN..LONG_SCAN => (PAGE_READ_BYTES, true),
             LONG_SCAN.. => (LONG_READ_BYTES, false),
@@ -73,11 +83,11 @@ impl Engine {
         let limit_of_time = self.whole_read().unwrap_or(Duration::MAX);
         let mut iterator = self.read(db.scan(range, &options)).await?;
         let mut count = 0_usize;
-        while rows.len() < limit
-            && let Some(row) = self.read(iterator.next()).await?
-        {
+        while !limit.is_reached(rows.len(), bytes) {
+            let Some(row) = self.read(iterator.next()).await? else { return Ok((rows, false)) };
             count += 1;
             if counts(own.as_ref(), &row.key) {
+                bytes += row.key.len() + row.value.len();
                 rows.push((row.key, row.value));
             }
             if count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time {
@@ -85,7 +95,7 @@ impl Engine {
                 return Err(anyhow!("reading {place}: {count} rows took {seconds} s"));
             }
         }
-        Ok(rows)
+        Ok((rows, true))
     }
 
     /// Passes the rows of a range to `each`, in order, until that returns false, or until it takes

@@ -2,7 +2,7 @@
 
 use super::LoadedRows;
 use crate::encoding::{get_varint, prefix_range};
-use crate::engine::Engine;
+use crate::engine::{Engine, ScanLimit};
 use crate::need::{ElementRange, IndexBy, IndexPiece, Page, Part};
 use crate::shard::Shard;
 use crate::value::{EarliestExpiries, field_head};
@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// Rows of one scan of the engine; a larger range takes several scans.
-const SCAN_ROWS: usize = 16_384;
+/// Bytes of keys and values from which on a page ends, if it has the least rows that are needed.
+const PAGE_BYTES: usize = 8 << 20;
 
 /// Least number of pending rows that a page considers: any number of them may be deleted.
 const PENDING_ROWS: usize = 1024;
@@ -32,9 +32,27 @@ pub(super) struct RangeWork {
 
 enum RangeRead {
     All,
-    Page { reverse: bool, limit: usize },
+    Page { reverse: bool, limit: ScanLimit },
     Index { by: IndexBy },
     Expiries,
+}
+
+impl ScanLimit {
+    /// Takes rows up to the limit, and returns the key of the next one, if there is one.
+    fn take(
+        &self,
+        mut rows: impl Iterator<Item = (Vec<u8>, Option<Bytes>)>,
+        into: &mut ElementOverlay,
+    ) -> Option<Vec<u8>> {
+        let (mut count, mut bytes) = (0, 0);
+        while !self.is_reached(count, bytes) {
+            let (key, value) = rows.next()?;
+            bytes += key.len() + value.as_ref().map_or(0, Bytes::len);
+            count += 1;
+            into.insert(key, value);
+        }
+        rows.next().map(|(key, _)| key)
+    }
 }
 
 impl RangeWork {
@@ -43,8 +61,10 @@ impl RangeWork {
         let everything = ElementRange { from: Vec::new(), to: None };
         let (range, what) = match part {
             Part::All => (everything, RangeRead::All),
-            Part::Page { range, reverse, limit } => {
-                (range.clone(), RangeRead::Page { reverse: *reverse, limit: *limit })
+            Part::Page { range, reverse, limit, least } => {
+                let rows = (*limit).max(1);
+                let limit = ScanLimit { rows, bytes: PAGE_BYTES, least: (*least).clamp(1, rows) };
+                (range.clone(), RangeRead::Page { reverse: *reverse, limit })
             }
             Part::Index { range, by } => (range.clone(), RangeRead::Index { by: *by }),
             Part::Expiries => (everything, RangeRead::Expiries),
@@ -58,8 +78,13 @@ impl RangeWork {
     /// Copies the pending rows of the range; for a page, no more than it may need.
     fn capture(&mut self, shard: &Shard) {
         let (reverse, most) = match self.what {
-            RangeRead::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
-            RangeRead::All | RangeRead::Index { .. } | RangeRead::Expiries => (false, usize::MAX),
+            RangeRead::Page { reverse, limit } => {
+                let rows = PENDING_ROWS.max(2 * limit.rows);
+                (reverse, ScanLimit { rows, ..limit })
+            }
+            RangeRead::All | RangeRead::Index { .. } | RangeRead::Expiries => {
+                (false, ScanLimit { rows: usize::MAX, bytes: usize::MAX, least: usize::MAX })
+            }
         };
         let heads = matches!(self.what, RangeRead::Expiries);
         let maps: Vec<_> = shard.maps().collect();
@@ -71,18 +96,11 @@ impl RangeWork {
                 (element.to_vec(), value.map(Bytes::copy_from_slice))
             };
             if reverse {
-                let mut rows = rows.rev();
-                self.pending.extend(rows.by_ref().take(most).map(copy));
-                if let Some((next, _)) = rows.next() {
-                    narrowed.from = narrowed.from.max([next, &[0]].concat());
+                if let Some(next) = most.take(rows.rev().map(copy), &mut self.pending) {
+                    narrowed.from = narrowed.from.max([&next[..], &[0]].concat());
                 }
-            } else {
-                let mut rows = rows;
-                self.pending.extend(rows.by_ref().take(most).map(copy));
-                if let Some((next, _)) = rows.next() {
-                    let next = next.to_vec();
-                    narrowed.to = Some(narrowed.to.map_or(next.clone(), |to| to.min(next)));
-                }
+            } else if let Some(next) = most.take(rows.map(copy), &mut self.pending) {
+                narrowed.to = Some(narrowed.to.map_or(next.clone(), |to| to.min(next)));
             }
         }
         self.range = narrowed;
@@ -132,31 +150,32 @@ impl RangeWork {
         mut visit: impl FnMut(Bytes, Bytes) -> Result<()>,
     ) -> Result<()> {
         let mut range = self.row_range(&self.range);
+        let mut each = |key: Bytes, value| -> Result<()> {
+            let element = key.slice(self.head.len()..);
+            while let Some(first) = pending.first_entry()
+                && first.key()[..] < element[..]
+            {
+                let (element, value) = first.remove_entry();
+                if let Some(value) = value {
+                    visit(element.into(), value)?;
+                }
+            }
+            match pending.remove(&element[..]) {
+                None => visit(element, value),
+                Some(Some(newer)) => visit(element, newer),
+                Some(None) => Ok(()),
+            }
+        };
         loop {
-            let rows = engine.scan(range.clone(), SCAN_ROWS).await?;
-            let more = rows.len() == SCAN_ROWS;
-            if let Some((last, _)) = rows.last() {
-                range.start = [last, &[0][..]].concat();
-            }
-            for (key, value) in rows {
-                let element = key.slice(self.head.len()..);
-                while let Some(first) = pending.first_entry()
-                    && first.key()[..] < element[..]
-                {
-                    let (element, value) = first.remove_entry();
-                    if let Some(value) = value {
-                        visit(element.into(), value)?;
-                    }
-                }
-                match pending.remove(&element[..]) {
-                    None => visit(element, value)?,
-                    Some(Some(newer)) => visit(element, newer)?,
-                    Some(None) => {}
-                }
-            }
-            if !more {
-                break;
-            }
+            let mut visited = Ok(());
+            let rest = engine.walk(range.clone(), |key, value| {
+                visited = each(key, value);
+                visited.is_ok()
+            });
+            let rest = rest.await?;
+            visited?;
+            let Some(rest) = rest else { break };
+            range.start = rest;
         }
         for (element, value) in pending {
             if let Some(value) = value {
@@ -166,17 +185,10 @@ impl RangeWork {
         Ok(())
     }
 
-    async fn read_page(mut self, engine: &Engine, reverse: bool, limit: usize) -> Result<Page> {
-        let limit = limit.max(1);
+    async fn read_page(mut self, engine: &Engine, reverse: bool, limit: ScanLimit) -> Result<Page> {
         let asked = self.row_range(&self.range);
-        let rows = if reverse {
-            engine.scan_back(asked, limit).await?
-        } else {
-            engine.scan(asked, limit).await?
-        };
-        if rows.len() == limit
-            && let Some((last, _)) = rows.last()
-        {
+        let (rows, is_cut) = engine.scan_page(reverse, asked, limit).await?;
+        if let Some((last, _)) = rows.last().filter(|_| is_cut) {
             let last = &last[self.head.len()..];
             if reverse {
                 self.range.from = last.to_vec();

@@ -43,6 +43,12 @@ pub(crate) trait Payload: Clone + Send + 'static {
     fn prefetch(&self) {}
 }
 
+/// Returns the least number of rows of a page for so many elements. Some rows may be of the same place,
+/// which a page has to show together.
+fn least_of_page(count: usize) -> usize {
+    count.clamp(4, PAGE)
+}
+
 /// See the module's description.
 ///
 /// Operations take constant time in the number of elements unless their comment says otherwise.
@@ -169,7 +175,8 @@ impl<V: Payload> Members<V> {
             return Ok(());
         }
         let range = range_from(prefix, 0);
-        Err(Part::Page { range, reverse: false, limit: (count * 2).max(PAGE) })
+        let (limit, least) = ((count * 2).max(PAGE), least_of_page(count));
+        Err(Part::Page { range, reverse: false, limit, least })
     }
 
     /// Returns an element.
@@ -441,11 +448,8 @@ impl<V: Payload> Members<V> {
             let in_memory = self.complete && (self.version == 0 || self.len <= SORT_MAX);
             if !in_memory {
                 let range = range_from(prefix, cursor);
-                return Err(Part::Page {
-                    range,
-                    reverse: false,
-                    limit: count.clamp(PAGE, 16 * PAGE),
-                });
+                let (limit, least) = (count.clamp(PAGE, 16 * PAGE), least_of_page(count));
+                return Err(Part::Page { range, reverse: false, limit, least });
             }
             let mut names: Vec<_> =
                 self.known.keys().map(|name| (place(name), name.clone())).collect();
@@ -471,7 +475,8 @@ impl<V: Payload> Members<V> {
                 None => {
                     // Dropped from memory since.
                     let range = range_from(prefix, cursor);
-                    return Err(Part::Page { range, reverse: false, limit: PAGE });
+                    let least = least_of_page(count);
+                    return Err(Part::Page { range, reverse: false, limit: PAGE, least });
                 }
             }
         }
@@ -540,6 +545,7 @@ impl<V: Payload> Members<V> {
             range: range_from(prefix, place),
             reverse: false,
             limit: (count * 2).max(PAGE),
+            least: least_of_page(count * 2),
         };
         let random = || page(rand::rng().random_range(0..END));
         let Some(window) = cache.as_deref_mut() else { return Err(random()) };
@@ -646,7 +652,7 @@ mod tests {
         fn load(&mut self, part: Part) {
             self.seal();
             match part {
-                Part::Page { mut range, reverse: false, limit } => {
+                Part::Page { mut range, reverse: false, limit, .. } => {
                     self.pages += 1;
                     let from = self.rows.range(range.from.clone()..);
                     let rows: Vec<_> = from.take(limit).map(|(k, v)| (k.clone(), *v)).collect();

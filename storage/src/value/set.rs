@@ -351,7 +351,7 @@ mod tests {
     #[test]
     fn some_members_are_one_page_at_most() {
         let mut set = Set::from_meta(9, (1 << 20, 0), SetEncoding::Table);
-        let Err(Part::Page { range, reverse, limit }) = set.require_some(1000) else {
+        let Err(Part::Page { range, reverse, limit, .. }) = set.require_some(1000) else {
             panic!("nothing asked for")
         };
         assert_eq!((reverse, limit), (false, 2000));

@@ -120,7 +120,7 @@ impl World {
                 rows.drain(..some);
                 self.zset.apply_all(rows).unwrap();
             }
-            Part::Page { range, reverse, limit } => {
+            Part::Page { range, reverse, limit, .. } => {
                 self.loaded.push("page");
                 self.page(range, reverse, limit);
             }

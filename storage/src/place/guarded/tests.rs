@@ -1,6 +1,6 @@
 use super::*;
 use crate::clock::Clock;
-use crate::engine::{Engine, Upkeep};
+use crate::engine::{Engine, ScanLimit, Upkeep};
 use crate::place::Place;
 use object_store::local::LocalFileSystem;
 use slatedb::db_cache::SplitCache;
@@ -165,6 +165,7 @@ impl Shard {
 /// Returns the outcome of each way of reading, which must come in time.
 async fn read_all(engine: &Engine) -> Vec<String> {
     let all = || vec![1]..vec![2];
+    let most = ScanLimit { rows: usize::MAX, bytes: usize::MAX, least: usize::MAX };
     let mut found = Vec::new();
     let mut note = |done: anyhow::Result<usize>| {
         found.push(done.map_or_else(|error| format!("{error:#}"), |rows| rows.to_string()));
@@ -173,7 +174,7 @@ async fn read_all(engine: &Engine) -> Vec<String> {
         note(engine.get(&key(1900)).await.map(|row| usize::from(row.is_some())));
         note(engine.get(&key(3900)).await.map(|row| usize::from(row.is_some())));
         note(engine.scan(all(), usize::MAX).await.map(|rows| rows.len()));
-        note(engine.scan_back(all(), usize::MAX).await.map(|rows| rows.len()));
+        note(engine.scan_page(true, all(), most).await.map(|(rows, _)| rows.len()));
         let mut walked = 0;
         let take = |_, _| {
             walked += 1;

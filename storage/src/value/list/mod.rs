@@ -283,7 +283,7 @@ impl List {
             }
         }
         let (from, to) = (self.nodes.get(first).no, self.nodes.get(last).end());
-        Part::Page { range: range(from, to), reverse, limit }
+        Part::Page { range: range(from, to), reverse, limit, least: 1 }
     }
 
     // ---- reading -----------------------------------------------------------------------------
@@ -314,7 +314,7 @@ impl List {
         let node = self.nodes.get(at);
         let Some(pack) = node.pack() else {
             let range = range(node.no, node.end());
-            return Err(Part::Page { range, reverse: false, limit: 1 });
+            return Err(Part::Page { range, reverse: false, limit: 1, least: 1 });
         };
         let rest = usize::try_from(rest).unwrap_or(0);
         let offset = if reverse { pack.count().saturating_sub(rest + 1) } else { rest };

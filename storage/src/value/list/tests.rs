@@ -244,7 +244,7 @@ fn a_queue_reads_no_node_twice_and_none_that_is_gone() {
         let first = list.bounds().0;
         rows.query(&mut list, |list| list.require_end(true, 1));
         for part in rows.asked.drain(..) {
-            let Part::Page { range, reverse: false, limit } = part else { panic!("{part:?}") };
+            let Part::Page { range, reverse: false, limit, .. } = part else { panic!("{part:?}") };
             assert!(*range.from >= first.to_be_bytes()[..] && limit <= MAX_END_NODES);
         }
         assert_eq!(list.peek_end(true), Some(n.to_string().as_bytes()));

@@ -74,7 +74,7 @@ impl Order {
         }
         let from = from.max(&self.blocks.get(at).first);
         let range = element_range(from, to.min(self.end_of(last)));
-        Part::Page { range, reverse: false, limit: limit as usize }
+        Part::Page { range, reverse: false, limit: limit as usize, least: 1 }
     }
 
     /// Like [`page`](Self::page), backwards: of a block and earlier blocks.
@@ -90,7 +90,7 @@ impl Order {
         }
         let from = from.max(&self.blocks.get(first).first);
         let range = element_range(from, to.min(self.end_of(at)));
-        Part::Page { range, reverse: true, limit: limit as usize }
+        Part::Page { range, reverse: true, limit: limit as usize, least: 1 }
     }
 
     /// Returns the part that gives the number of a block's items between two places.

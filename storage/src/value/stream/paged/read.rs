@@ -90,7 +90,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
 
     /// Returns a request for rows of a gap.
     fn page(&self, from: &K, to: Option<&K>, reverse: bool, limit: usize) -> Part {
-        Part::Page { range: self.range_of(from, to), reverse, limit }
+        Part::Page { range: self.range_of(from, to), reverse, limit, least: 1 }
     }
 
     /// Returns the first row from a key on, before another one.

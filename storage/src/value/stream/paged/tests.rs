@@ -53,7 +53,7 @@ impl World {
         self.pages += 1;
         match part {
             Part::All => self.map.apply_all(&self.rows.all()).unwrap(),
-            Part::Page { range, reverse, limit } => {
+            Part::Page { range, reverse, limit, .. } => {
                 self.map.apply_page(&self.rows.page(range, reverse, limit)).unwrap();
             }
             other => panic!("nobody asks for {other:?}"),
