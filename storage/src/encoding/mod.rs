@@ -12,7 +12,7 @@ pub(crate) use keys::slot_of_row;
 pub use keys::{MAX_KEY, Row, RowKey, prefix_range, row};
 pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use ops::{Delta, Op, OpReader, OpWriter};
-pub(crate) use ops::{unzigzag, zigzag};
+pub(crate) use ops::{SharedValue, unzigzag, zigzag};
 pub(crate) use rows::ElementRows;
 pub use source::{FormerStream, MAX_FORMERS, SourceExtent, SourcePosition};
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

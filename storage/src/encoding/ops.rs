@@ -88,9 +88,20 @@ pub struct OpWriter {
     /// sharing them.
     pieces: Vec<Bytes>,
     buf: Vec<u8>,
+    /// Values that others have as well, in the order of their operations.
+    shared: Vec<SharedValue>,
     /// Buffers in which keys and values are built before their lengths are known.
     key: Vec<u8>,
     value: Vec<u8>,
+}
+
+/// A value of an operation that lies in memory of its own, too.
+#[derive(Debug)]
+pub(crate) struct SharedValue {
+    piece: usize,
+    /// Where it begins in its piece.
+    pub(crate) at: usize,
+    pub(crate) value: Bytes,
 }
 
 /// Bytes up to which a writer is kept for the next round.
@@ -116,6 +127,13 @@ impl OpWriter {
     /// open.
     pub fn pieces(&self) -> (&[Bytes], &[u8]) {
         (&self.pieces, &self.buf)
+    }
+
+    /// Returns the shared values of a piece, given by its number.
+    pub(crate) fn shared(&self, piece: usize) -> &[SharedValue] {
+        let from = self.shared.partition_point(|value| value.piece < piece);
+        let end = self.shared.partition_point(|value| value.piece <= piece);
+        &self.shared[from..end]
     }
 
     /// Returns the operations.
@@ -144,6 +162,7 @@ impl OpWriter {
         let bytes = self.buf.capacity() + self.key.capacity() + self.value.capacity();
         self.buf.clear();
         self.pieces.clear();
+        self.shared.clear();
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
@@ -178,6 +197,13 @@ impl OpWriter {
         self.buf.push(PUT | Delta::default().encode() | if new { NEW } else { 0 });
         put_bytes(&mut self.buf, key);
         put_bytes(&mut self.buf, value);
+    }
+
+    /// Like [`put`](Self::put); the pending row gets the value's memory.
+    pub(crate) fn put_shared(&mut self, key: &[u8], value: Bytes, new: bool) {
+        self.put(key, &value, new);
+        let at = self.buf.len() - value.len();
+        self.shared.push(SharedValue { piece: self.pieces.len(), at, value });
     }
 
     pub fn delete(&mut self, key: &[u8], delta: Delta) {

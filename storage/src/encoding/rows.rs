@@ -1,6 +1,7 @@
 //! Writes the element rows of one value.
 
 use super::{Delta, OpWriter, RowKey};
+use bytes::Bytes;
 
 /// See the module's description.
 pub(crate) struct ElementRows<'a> {
@@ -30,6 +31,13 @@ impl<'a> ElementRows<'a> {
         self.key.truncate(self.head);
         self.key.extend_from_slice(element);
         self.ops.put(&self.key, value, new);
+    }
+
+    /// Like [`put`](Self::put); the pending row gets the value's memory.
+    pub(crate) fn put_shared(&mut self, element: &[u8], value: Bytes, new: bool) {
+        self.key.truncate(self.head);
+        self.key.extend_from_slice(element);
+        self.ops.put_shared(&self.key, value, new);
     }
 
     /// Deletes the row of an element.

@@ -132,13 +132,13 @@ impl Pending {
         self.set_in(key, value, new, None);
     }
 
-    /// Like [`set`](Self::set), for a value that lies in `memory`, which an element's row may keep.
+    /// Like [`set`](Self::set), for a value that may lie in `memory`, which the row of an element keeps.
     pub(crate) fn set_in(
         &mut self,
         key: &[u8],
         value: Option<&[u8]>,
         new: bool,
-        memory: Option<&Bytes>,
+        memory: Option<Bytes>,
     ) {
         match Row::parse(key) {
             Some(Row::Meta { generation, slot, hash48, .. }) => {

@@ -16,9 +16,6 @@ const INLINE: usize = 48;
 /// Bytes from which on the engine shares a value; smaller values are copied.
 const SHARED: usize = 512;
 
-/// Bytes from which on a value stays in the memory that it arrived in, if it may.
-const KEPT: usize = 8 << 10;
-
 /// Key and value in one allocation.
 #[derive(Debug)]
 enum RowBytes {
@@ -27,7 +24,7 @@ enum RowBytes {
         bytes: [u8; INLINE],
     },
     Apart(Bytes),
-    /// The value separate, in the memory that it arrived in.
+    /// The value separate, in memory that others have as well.
     Shared(Box<(Box<[u8]>, Bytes)>),
 }
 
@@ -77,14 +74,14 @@ impl PendingRow {
         Self { held, key_len: key.len() as u32, put: value.is_some(), new }
     }
 
-    /// Like [`new`](Self::new), for a value that lies in `memory`: it stays there if it is large.
-    fn new_in(key: &[u8], value: Option<&[u8]>, new: bool, memory: Option<&Bytes>) -> Self {
-        match (value, memory) {
-            (Some(value), Some(memory)) if value.len() >= KEPT => {
-                let held = RowBytes::Shared(Box::new((key.into(), memory.slice_ref(value))));
+    /// Like [`new`](Self::new), for a value that may lie in `memory`: it stays there.
+    fn new_in(key: &[u8], value: Option<&[u8]>, new: bool, memory: Option<Bytes>) -> Self {
+        match memory {
+            Some(memory) => {
+                let held = RowBytes::Shared(Box::new((key.into(), memory)));
                 Self { held, key_len: key.len() as u32, put: true, new }
             }
-            _ => Self::new(key, value, new),
+            None => Self::new(key, value, new),
         }
     }
 
@@ -118,9 +115,9 @@ impl PendingRow {
     }
 
     /// Replaces the value, in place if the new one has the same size.
-    fn set(&mut self, value: Option<&[u8]>, memory: Option<&Bytes>) {
+    fn set(&mut self, value: Option<&[u8]>, memory: Option<Bytes>) {
         match value {
-            Some(value) if self.overwrite(value) => self.put = true,
+            Some(value) if memory.is_none() && self.overwrite(value) => self.put = true,
             _ => *self = Self::new_in(self.key(), value, self.new, memory),
         }
     }
@@ -171,13 +168,13 @@ pub(super) struct RowChange {
     pub(super) kept: bool,
 }
 
-/// Sets a row, which is `new` if neither the engine nor an older map has one of its key. A large
-/// value stays in `memory`, if it lies there.
+/// Sets a row, which is `new` if neither the engine nor an older map has one of its key. The value
+/// stays in `memory`, if it lies there.
 pub(super) fn set_row(
     rows: &mut RowTable,
     hash: u64,
     (key, value, new): (&[u8], Option<&[u8]>, bool),
-    memory: Option<&Bytes>,
+    memory: Option<Bytes>,
     hash_of: impl Fn(&PendingRow) -> u64,
 ) -> RowChange {
     let Some(at) = rows.find(hash, key) else {
@@ -281,7 +278,7 @@ impl PendingElementRows {
         element: &[u8],
         value: Option<&[u8]>,
         new: bool,
-        memory: Option<&Bytes>,
+        memory: Option<Bytes>,
     ) -> RowChange {
         let hash = self.hasher.hash_one(element);
         let place = self.place(hash);
@@ -392,26 +389,27 @@ mod tests {
     }
 
     #[test]
-    fn a_big_value_stays_where_it_came() {
-        let memory = Bytes::from(vec![7; 3 * KEPT]);
-        let (small, big) = (&memory[..KEPT - 1], &memory[KEPT..2 * KEPT]);
+    fn a_value_stays_where_it_came() {
+        let memory = Bytes::from(vec![7; 3 * SHARED]);
+        let (small, big) = (&memory[..SHARED - 1], &memory[SHARED..]);
         let mut rows = PendingElementRows::default();
         for value in [big, small, big] {
-            rows.set(b"e", Some(value), false, Some(&memory));
+            let held = Some(memory.slice_ref(value)).filter(|_| value.len() > SHARED);
+            rows.set(b"e", Some(value), false, held);
             let row = rows.get(b"e").unwrap();
             assert_eq!(
                 (row.key(), row.value(), row.len()),
                 (&b"e"[..], Some(value), 1 + value.len())
             );
-            let shared = row.shared_value().unwrap();
-            assert_eq!(shared.as_ptr() == value.as_ptr(), value.len() == KEPT);
+            let shared = row.shared_value().map(|shared| shared.as_ptr());
+            assert_eq!(shared, Some(value.as_ptr()).filter(|_| value.len() > SHARED));
         }
         // Shared memory is not overwritten.
-        rows.set(b"e", Some(&[8; KEPT]), false, None);
-        assert_eq!(rows.get(b"e").unwrap().value(), Some(&[8; KEPT][..]));
+        rows.set(b"e", Some(&[8; 2 * SHARED]), false, None);
+        assert_eq!(rows.get(b"e").unwrap().value(), Some(&[8; 2 * SHARED][..]));
         assert!(memory.iter().all(|byte| *byte == 7));
-        rows.set(b"e", Some(big), false, Some(&memory));
-        rows.set(b"e", None, false, Some(&memory));
+        rows.set(b"e", Some(big), false, Some(memory.slice_ref(big)));
+        rows.set(b"e", None, false, None);
         assert_eq!((rows.get(b"e").unwrap().value(), rows.len()), (None, 1));
         assert!(memory.is_unique(), "a deleted value keeps no memory");
     }

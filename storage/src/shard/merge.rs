@@ -5,7 +5,7 @@ use super::first_times::FirstTimes;
 use super::unresolved::{BlindState, state_in};
 use crate::control::Generations;
 use crate::counters::Counters;
-use crate::encoding::{Delta, Op, Row, row};
+use crate::encoding::{Delta, Op, Row, SharedValue, row};
 use crate::journal::Lsn;
 use crate::pending::Pending;
 use crate::presence::Presence;
@@ -18,6 +18,33 @@ fn time_of(key: &[u8]) -> Option<u64> {
     let (kind, rest) = key.split_first()?;
     let at_ms = rest.first_chunk().filter(|_| *kind == row::TIME)?;
     Some(u64::from_be_bytes(*at_ms))
+}
+
+/// Bytes from which on a value stays in the buffer that it arrived in, if it may.
+const KEPT: usize = 8 << 10;
+
+/// Memory in which the values of some operations lie, and which rows may keep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ValueMemory<'a> {
+    /// The operations, if rows may keep their buffer.
+    pub(super) buffer: Option<&'a Bytes>,
+    /// Where the operations begin.
+    pub(super) ops: &'a [u8],
+    /// Values in memory of their own, in the order of the operations.
+    pub(super) shared: &'a [SharedValue],
+}
+
+impl ValueMemory<'_> {
+    /// Returns the value of the next put in the memory that its row keeps, if there is one.
+    fn of(&mut self, value: &[u8]) -> Option<Bytes> {
+        if let Some((next, rest)) = self.shared.split_first()
+            && next.at == value.as_ptr().addr() - self.ops.as_ptr().addr()
+        {
+            self.shared = rest;
+            return Some(next.value.clone());
+        }
+        self.buffer.filter(|_| value.len() >= KEPT).map(|buffer| buffer.slice_ref(value))
+    }
 }
 
 /// Destination of a record's operations.
@@ -34,8 +61,7 @@ pub(super) struct MergeTarget<'a> {
     pub(super) late: Option<&'a mut Cut>,
     /// True if a new row leaves no trace when it is deleted.
     pub(super) trusts_new: bool,
-    /// The buffer that holds the operations, if rows may keep it.
-    pub(super) memory: Option<&'a Bytes>,
+    pub(super) memory: ValueMemory<'a>,
     pub(super) presence: Option<&'a Presence>,
     pub(super) making: Option<&'a Presence>,
     pub(super) due_from_ms: &'a mut u64,
@@ -65,7 +91,7 @@ impl MergeTarget<'_> {
                     }
                 }
                 let new = new && self.trusts_new;
-                let memory = self.memory;
+                let memory = self.memory.of(value);
                 self.pending().set_in(key, Some(value), new, memory);
             }
             Op::Delete { key, delta, blind } => {
@@ -160,5 +186,51 @@ impl MergeTarget<'_> {
                 cut.counters.add(generation, slot, delta, units);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::{OpReader, OpWriter};
+
+    #[test]
+    fn rows_get_the_memory_that_belongs_to_their_values() {
+        let mut writer = OpWriter::default();
+        let value = |n: usize| match n % 3 {
+            0 => vec![n as u8; 2000],
+            1 => vec![n as u8; 90],
+            _ => vec![n as u8; 3 * KEPT],
+        };
+        let mut given = Vec::new();
+        for n in 0..300 {
+            match Bytes::from(value(n)) {
+                shared if n % 3 == 0 => {
+                    given.push(shared.as_ptr());
+                    writer.put_shared(b"node", shared, false);
+                }
+                own => writer.put(b"other", &own, false),
+            }
+        }
+        let (full, last) = writer.pieces();
+        assert!(full.len() > 1);
+        let pieces = full.iter().map(|piece| (&piece[..], Some(piece))).chain([(last, None)]);
+        let (mut n, mut shared) = (0, Vec::new());
+        for (piece, (ops, buffer)) in pieces.enumerate() {
+            let mut memory = ValueMemory { buffer, ops, shared: writer.shared(piece) };
+            for op in OpReader::new(ops) {
+                let Op::Put { value: written, .. } = op else { continue };
+                let held = memory.of(written);
+                assert!(written == value(n) && held.as_ref().is_none_or(|held| held == written));
+                match held {
+                    Some(held) if n.is_multiple_of(3) => shared.push(held.as_ptr()),
+                    Some(held) => assert!(n % 3 == 2 && held.as_ptr() == written.as_ptr()),
+                    None => assert!(n % 3 == 1 || buffer.is_none()),
+                }
+                n += 1;
+            }
+        }
+        assert_eq!((n, shared), (300, given));
+        assert!(writer.recycled().is_some_and(|writer| writer.shared(0).is_empty()));
     }
 }

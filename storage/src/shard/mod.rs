@@ -22,9 +22,8 @@ use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
 use crate::slot::KeyHash;
-use bytes::Bytes;
 use first_times::FirstTimes;
-use merge::MergeTarget;
+use merge::{MergeTarget, ValueMemory};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -237,7 +236,7 @@ impl Shard {
 
     /// Merges the rows of the journal record at `lsn`.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) {
-        if self.merge_rows(lsn, ops, None, true) != ops.len() {
+        if self.merge_rows(lsn, ops, ValueMemory::default(), true) != ops.len() {
             self.fail(lsn);
         }
     }
@@ -245,13 +244,13 @@ impl Shard {
     /// Like [`merge`](Self::merge), for the operations of a round. If they are large, rows share
     /// their memory.
     pub fn merge_sealed(&mut self, lsn: Lsn, ops: &OpWriter) {
-        let (pieces, last) = ops.pieces();
-        let is_whole = pieces
-            .iter()
-            .all(|piece| self.merge_rows(lsn, piece, Some(piece), true) == piece.len());
-        if is_whole {
-            self.merge(lsn, last);
-        } else {
+        let (full, last) = ops.pieces();
+        let pieces = full.iter().map(|piece| (&piece[..], Some(piece))).chain([(last, None)]);
+        let is_whole = pieces.enumerate().all(|(n, (piece, buffer))| {
+            let memory = ValueMemory { buffer, ops: piece, shared: ops.shared(n) };
+            self.merge_rows(lsn, piece, memory, true) == piece.len()
+        });
+        if !is_whole {
             self.fail(lsn);
         }
     }
@@ -279,15 +278,15 @@ impl Shard {
     /// Returns how many of their bytes were decoded. Its rows, and those of later records, may be
     /// in the engine already: none counts as new.
     pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> usize {
-        self.merge_rows(lsn, ops, None, false)
+        self.merge_rows(lsn, ops, ValueMemory::default(), false)
     }
 
-    /// Merges operations. `memory`: the buffer that holds `ops`, if rows may keep it.
+    /// Merges operations.
     fn merge_rows(
         &mut self,
         lsn: Lsn,
         ops: &[u8],
-        memory: Option<&Bytes>,
+        memory: ValueMemory<'_>,
         trusts_new: bool,
     ) -> usize {
         self.merged = self.merged.max(lsn);

@@ -1,6 +1,8 @@
 //! Packed elements: the contents of one node of a list.
 
 use crate::encoding::{get_varint, put_varint};
+use bytes::Bytes;
+use std::ops::Deref;
 
 /// Maximum size of a node: in bytes, and in elements. A longer element has a node of its own.
 pub(crate) const NODE_BYTES: usize = 2048;
@@ -13,10 +15,55 @@ const VARINT_MAX: usize = 10;
 /// that the buffer can be read from both ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pack {
-    /// The elements, with free space before them.
-    buf: Vec<u8>,
+    /// The elements, with free space or the head of the row before them.
+    buf: PackMemory,
     start: usize,
     count: usize,
+}
+
+/// Memory of a pack.
+#[derive(Clone, Debug)]
+enum PackMemory {
+    Own(Vec<u8>),
+    /// The node's row, which others have as well: it is copied before it is changed.
+    Shared(Bytes),
+}
+
+impl Default for PackMemory {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Deref for PackMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl PackMemory {
+    /// Returns the memory to change it.
+    fn own(&mut self) -> &mut Vec<u8> {
+        if let Self::Shared(bytes) = self {
+            *self = Self::Own(bytes.to_vec());
+        }
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Shared(_) => unreachable!("it was copied"),
+        }
+    }
+
+    fn truncate(&mut self, len: usize) {
+        match self {
+            Self::Own(bytes) => bytes.truncate(len),
+            Self::Shared(bytes) => bytes.truncate(len),
+        }
+    }
 }
 
 /// Encodes a length as a varint: its bytes, and their number.
@@ -149,26 +196,29 @@ impl Pack {
 
     pub(crate) fn push_back(&mut self, element: &[u8]) {
         let (mut head, n) = varint(element.len());
-        self.buf.reserve(element.len() + 2 * n);
-        self.buf.extend_from_slice(&head[..n]);
-        self.buf.extend_from_slice(element);
+        let buf = self.buf.own();
+        buf.reserve(element.len() + 2 * n);
+        buf.extend_from_slice(&head[..n]);
+        buf.extend_from_slice(element);
         head[..n].reverse();
-        self.buf.extend_from_slice(&head[..n]);
+        buf.extend_from_slice(&head[..n]);
         self.count += 1;
     }
 
     pub(crate) fn push_front(&mut self, element: &[u8]) {
         let len = entry_len(element.len());
+        let bytes = self.bytes();
+        let buf = self.buf.own();
         if self.start < len {
             // Doubles the space, so that a push takes constant time on average.
-            let room = len + self.bytes().min(NODE_BYTES);
-            let end = self.buf.len();
-            self.buf.resize(end + room - self.start, 0);
-            self.buf.copy_within(self.start..end, room);
+            let room = len + bytes.min(NODE_BYTES);
+            let end = buf.len();
+            buf.resize(end + room - self.start, 0);
+            buf.copy_within(self.start..end, room);
             self.start = room;
         }
         let at = self.start - len;
-        write_entry(&mut self.buf[at..at + len], element);
+        write_entry(&mut buf[at..at + len], element);
         self.start = at;
         self.count += 1;
     }
@@ -192,17 +242,18 @@ impl Pack {
     pub(crate) fn insert(&mut self, index: usize, element: &[u8]) {
         let at = self.start + self.offset(index);
         let len = entry_len(element.len());
-        let end = self.buf.len();
-        self.buf.resize(end + len, 0);
-        self.buf.copy_within(at..end, at + len);
-        write_entry(&mut self.buf[at..at + len], element);
+        let buf = self.buf.own();
+        let end = buf.len();
+        buf.resize(end + len, 0);
+        buf.copy_within(at..end, at + len);
+        write_entry(&mut buf[at..at + len], element);
         self.count += 1;
     }
 
     pub(crate) fn remove(&mut self, index: usize) {
         if index < self.count {
             let (from, to) = (self.offset(index), self.offset(index + 1));
-            self.buf.drain(self.start + from..self.start + to);
+            self.buf.own().drain(self.start + from..self.start + to);
             self.count -= 1;
         }
     }
@@ -211,7 +262,7 @@ impl Pack {
         if self.get(index).is_some_and(|old| old.len() == element.len()) {
             let at = self.start + self.offset(index);
             let len = entry_len(element.len());
-            write_entry(&mut self.buf[at..at + len], element);
+            write_entry(&mut self.buf.own()[at..at + len], element);
         } else {
             self.remove(index);
             self.insert(index, element);
@@ -222,7 +273,7 @@ impl Pack {
     pub(crate) fn split_off(&mut self, index: usize) -> Self {
         let at = self.start + self.offset(index);
         let kept = index.min(self.count);
-        let tail = Self { buf: self.buf[at..].to_vec(), start: 0, count: self.count - kept };
+        let tail = Self::from_elements(&self.buf[at..], self.count - kept);
         self.buf.truncate(at);
         self.count = kept;
         tail
@@ -241,13 +292,14 @@ impl Pack {
 
     /// Appends another pack's elements.
     pub(crate) fn append(&mut self, other: &Self) {
-        self.buf.extend_from_slice(other.as_bytes());
+        self.buf.own().extend_from_slice(other.as_bytes());
         self.count += other.count;
     }
 
     /// Drops the elements for which `drop` returns true.
     pub(crate) fn remove_where(&mut self, mut drop: impl FnMut(&[u8]) -> bool) {
-        let mut kept = Self { buf: Vec::with_capacity(self.bytes()), ..Self::default() };
+        let buf = PackMemory::Own(Vec::with_capacity(self.bytes()));
+        let mut kept = Self { buf, ..Self::default() };
         for element in self.iter().filter(|element| !drop(element)) {
             kept.push_back(element);
         }
@@ -256,8 +308,20 @@ impl Pack {
 
     /// Releases memory that is not needed while the elements stay as they are.
     pub(crate) fn shrink(&mut self) {
-        self.buf.drain(..std::mem::take(&mut self.start));
-        self.buf.shrink_to_fit();
+        if let PackMemory::Own(buf) = &mut self.buf {
+            buf.drain(..std::mem::take(&mut self.start));
+            buf.shrink_to_fit();
+        }
+    }
+
+    /// Returns the node's row, in memory that both have from now on.
+    pub(crate) fn share(&mut self) -> Bytes {
+        let mut row = Vec::with_capacity(varint(self.count).1 + self.bytes());
+        self.encode(&mut row);
+        let row = Bytes::from(row);
+        self.start = row.len() - self.bytes();
+        self.buf = PackMemory::Shared(row.clone());
+        row
     }
 
     /// Appends the node's row: the count, then the elements.
@@ -279,7 +343,12 @@ impl Pack {
             }
             found += 1;
         }
-        (found == count && count > 0).then(|| Self { buf: row.to_vec(), start: 0, count })
+        (found == count && count > 0).then(|| Self::from_elements(row, count))
+    }
+
+    /// Returns a copy of encoded elements.
+    fn from_elements(elements: &[u8], count: usize) -> Self {
+        Self { buf: PackMemory::Own(elements.to_vec()), start: 0, count }
     }
 }
 
@@ -308,6 +377,7 @@ mod tests {
         use rand::{RngExt, SeedableRng, rngs::SmallRng};
         let mut rng = SmallRng::seed_from_u64(3);
         let (mut pack, mut model) = (Pack::default(), VecDeque::new());
+        let mut shared = Vec::new();
         for n in 0..3000usize {
             let element = vec![n as u8; [0, 3, 127, 128, 300][rng.random_range(0..5)]];
             let i = rng.random_range(0..=model.len());
@@ -342,6 +412,11 @@ mod tests {
                     pack.append(&tail);
                 }
             }
+            if n % 5 == 0 {
+                let (row, before) = (pack.share(), pack.clone());
+                assert!(before.iter().eq(pack.iter()) && row.ends_with(pack.as_bytes()));
+                shared.push((row.clone(), row.to_vec()));
+            }
             if model.len() > 30 {
                 pack.drop_back(20);
                 model.truncate(model.len() - 20);
@@ -349,6 +424,8 @@ mod tests {
             }
             check(&pack, &model);
         }
+        // Rows that others have stay what they were.
+        assert!(shared.iter().all(|(row, copy)| row == copy));
     }
 
     #[test]

@@ -50,11 +50,11 @@ impl List {
                     if front { pack.push_front(element) } else { pack.push_back(element) }
                 });
             }
-            // The full node will hardly grow any more.
-            self.nodes.update(at, |node| {
-                if let NodeState::Loaded(pack) = &mut node.kind {
-                    pack.shrink();
-                }
+            // The full node will hardly grow any more. If its row is due, it gets the memory of that.
+            self.nodes.update(at, |node| match &mut node.kind {
+                NodeState::Loaded(_) if node.dirty => node.full = true,
+                NodeState::Loaded(pack) => pack.shrink(),
+                _ => {}
             });
         }
         let (first, last) = self.bounds();

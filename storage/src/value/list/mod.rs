@@ -65,6 +65,8 @@ struct ListNode {
     no: u64,
     /// True if its number is in [`List::dirty`].
     dirty: bool,
+    /// True if nothing fits in any more, and the row that is due is the last one for a while.
+    full: bool,
     kind: NodeState,
 }
 
@@ -83,7 +85,7 @@ enum NodeState {
 
 impl ListNode {
     fn new(no: u64, kind: NodeState) -> Self {
-        Self { no, dirty: false, kind }
+        Self { no, dirty: false, full: false, kind }
     }
 
     /// Returns the first number behind the piece.

@@ -166,10 +166,13 @@ impl Collection for List {
 
     fn seal(&mut self, rows: &mut ElementRows<'_>) {
         let mut value = Vec::new();
-        self.seal_with(|no, pack| match pack {
-            Some(pack) => {
+        self.seal_with(|no, node| match node {
+            Some(ListNode { full: true, kind: NodeState::Loaded(pack), .. }) => {
+                rows.put_shared(&no.to_be_bytes(), pack.share(), false);
+            }
+            Some(node) => {
                 value.clear();
-                pack.encode(&mut value);
+                node.pack().into_iter().for_each(|pack| pack.encode(&mut value));
                 rows.put(&no.to_be_bytes(), &value, false);
             }
             None => rows.delete(&no.to_be_bytes()),
@@ -226,7 +229,7 @@ impl Collection for List {
 
 impl List {
     /// Calls `row` for each node that changed or was removed, and marks it as journaled.
-    fn seal_with(&mut self, mut row: impl FnMut(u64, Option<&Pack>)) {
+    fn seal_with(&mut self, mut row: impl FnMut(u64, Option<&mut ListNode>)) {
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable();
         dirty.dedup();
@@ -237,8 +240,8 @@ impl List {
                 continue;
             };
             self.nodes.update(at, |node| {
-                node.dirty = false;
-                row(no, node.pack());
+                row(no, Some(node));
+                (node.dirty, node.full) = (false, false);
             });
         }
         dirty.shrink_to(16);
