@@ -13,11 +13,18 @@ pub(crate) fn run<'a>(
     args: Args<'a>,
     handler: impl FnOnce(&mut Ctx<'_>, Args<'a>) -> Outcome,
 ) -> Outcome {
-    let is_heard = cx.is_heard();
+    let (is_heard, before) = (cx.is_heard(), counts(cx));
     if is_heard {
         cx.store.words.begin_command(cx.store.stats.changes);
     }
     let outcome = handler(cx, args);
+    debug_assert!(
+        !matches!(outcome, Err(Stop::Miss(_)))
+            || counts(cx).0 == before.0
+            || counts(cx).1 != before.1,
+        "{} has changed something before it missed data, and would do so again",
+        command.full_name
+    );
     // A script puts the arguments of its next command where these are.
     cx.store.forget_hint();
     // One that misses data runs again. A read that has changed something has found an expiry, which is said already.
@@ -32,6 +39,12 @@ pub(crate) fn run<'a>(
         cx.store.words.end_command();
     }
     outcome
+}
+
+/// Returns how much was changed so far, and how much has expired.
+fn counts(cx: &Ctx<'_>) -> (u64, u64) {
+    let stats = &cx.store.stats;
+    (stats.changes, stats.expired + stats.expired_fields)
 }
 
 /// Says a command by its own words.

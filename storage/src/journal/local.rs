@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
@@ -39,6 +39,8 @@ pub(super) struct RecoveredState {
     pub(super) file: Arc<dyn File>,
     pub(super) spares: Vec<(u64, Arc<dyn File>)>,
     pub(super) next_number: u64,
+    /// Numbers of dropped segments that the archive did not take, ascending.
+    pub(super) left: Vec<u64>,
 }
 
 pub(super) struct LocalShared {
@@ -62,6 +64,8 @@ pub(super) struct LocalShared {
     /// The sync thread is woken by the append that brings all appends to this number of bytes.
     pub(super) wake_at: AtomicU64,
     /// Held by the thread that prepares or recycles segments.
+    /// Number of dropped segments that are left.
+    pub(super) left: AtomicUsize,
     pub(super) preparing: Mutex<Preparing>,
     pub(super) upkeep_due: Mutex<UpkeepDue>,
     pub(super) wake_upkeep: Condvar,
@@ -72,6 +76,8 @@ pub(super) struct Preparing {
     pub(super) next_number: u64,
     /// The floor that is on disk.
     pub(super) floor: JournalFloor,
+    /// Numbers of dropped segments that could not be moved or removed, ascending: tried again.
+    pub(super) left: VecDeque<u64>,
 }
 
 #[derive(Default)]
@@ -207,7 +213,7 @@ impl Drop for LocalJournal {
 
 impl LocalShared {
     fn new(opened: RecoveredState) -> Self {
-        let RecoveredState { dir, options, floor, closed, header, file, spares, next_number } =
+        let RecoveredState { dir, options, floor, closed, header, file, spares, next_number, left } =
             opened;
         let closed = closed.into_iter().map(|segment| ClosedSegment {
             number: segment.header.number,
@@ -262,7 +268,8 @@ impl LocalShared {
             syncing: Mutex::new(()),
             wake_sync: Condvar::new(),
             wake_at: AtomicU64::new(NO_APPEND),
-            preparing: Mutex::new(Preparing { next_number, floor }),
+            left: AtomicUsize::new(left.len()),
+            preparing: Mutex::new(Preparing { next_number, floor, left: left.into() }),
             // The first task is to prepare spares.
             upkeep_due: Mutex::new(UpkeepDue { due: true, stop: false }),
             wake_upkeep: Condvar::new(),
@@ -361,6 +368,7 @@ impl Journal for LocalJournal {
             refusing,
             segments: writer.closed.len() + 1,
             spares: writer.spares.len(),
+            left: self.shared.left.load(Ordering::Relaxed),
             waiting_bytes: 0,
             bytes: writer.closed.iter().map(|s| s.used).sum::<u64>() + writer.current.offset,
             unflushed: if self.shared.options.leaves_room { writer.unflushed() } else { 0 },

@@ -173,6 +173,8 @@ pub struct JournalStats {
     pub segments: usize,
     /// Number of prepared segments.
     pub spares: usize,
+    /// Number of dropped segments that the archive did not take yet.
+    pub left: usize,
     /// Bytes in use in all segments.
     pub bytes: u64,
     /// Bytes in use in segments with records that engines have not flushed, if their files share its disk.

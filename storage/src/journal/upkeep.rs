@@ -1,7 +1,10 @@
 //! Drops segments that are not needed any more, and keeps prepared ones ready, outside of the path
 //! of appends.
 
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +16,12 @@ use super::{JournalError, Lsn, Options};
 
 /// Pause before another try after a failure such as a full disk.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Most dropped segments that wait for an archive that does not take them: the oldest ones beyond are deleted.
+const MOST_LEFT: usize = 32;
+
+/// Bytes that are copied at a time into an archive on another disk.
+const COPIED: usize = 1 << 20;
 
 impl LocalShared {
     /// Runs the upkeep thread.
@@ -29,8 +38,8 @@ impl LocalShared {
                 tracing::warn!(%error, "journal segments cannot be dropped; trying again");
             }
             told = is_trouble;
-            let prepared = recycled.and_then(|()| self.prepare_up_to(Options::READY, 1));
-            failing = prepared.is_err() || self.refusing().1;
+            let prepared = self.prepare_up_to(Options::READY, 1);
+            failing = recycled.is_err() || prepared.is_err() || self.refusing().1;
         }
     }
 
@@ -90,13 +99,13 @@ impl LocalShared {
             floor.write(&*self.options.disk, &self.dir)?;
             preparing.floor = floor;
         }
-        if count == 0 {
+        if count == 0 && preparing.left.is_empty() {
             return Ok(());
         }
         let most = self.most_spares();
         let (numbers, surplus, mut wanted) = {
             let mut writer = lock(&self.writer);
-            let mut numbers = Vec::new();
+            let mut numbers = Vec::from(std::mem::take(&mut preparing.left));
             while let Some(oldest) = writer.closed.front() {
                 if oldest.number >= preparing.floor.first_segment {
                     break;
@@ -117,10 +126,31 @@ impl LocalShared {
             } else {
                 self.remove(number)
             };
-            // A segment that cannot be removed now is removed at the next start.
+            if done.is_err() {
+                preparing.left.push_back(number);
+            }
             outcome = outcome.and(done);
         }
+        self.give_up(&mut preparing.left);
         outcome
+    }
+
+    /// Deletes the oldest of too many dropped segments that the archive does not take: the disk must not fill up
+    /// because of it.
+    fn give_up(&self, left: &mut VecDeque<u64>) {
+        while left.len() > MOST_LEFT
+            && let Some(oldest) = left.front()
+            && self.remove(*oldest).is_ok()
+        {
+            let segment = segment_path(&self.dir, *oldest);
+            tracing::error!(
+                segment = %segment.display(),
+                "deleted without having been archived, as the archive has taken none for long: \
+                 no moment in it can be restored"
+            );
+            left.pop_front();
+        }
+        self.left.store(left.len(), Ordering::Relaxed);
     }
 
     /// Makes a spare of the dropped segment `number`; returns false if it had to be deleted because
@@ -130,7 +160,11 @@ impl LocalShared {
         let disk = &self.options.disk;
         let path = segment_path(&self.dir, number);
         let failed = |error| JournalError::io("recycling", &path, error);
-        let file = disk.open(&path).map_err(failed)?;
+        let file = match disk.open(&path) {
+            // An earlier try got that far.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            file => file.map_err(failed)?,
+        };
         if file.size().map_err(failed)? != self.options.segment_bytes {
             return self.remove(number).map(|()| false);
         }
@@ -151,7 +185,10 @@ impl LocalShared {
 
     pub(super) fn remove(&self, number: u64) -> Result<(), JournalError> {
         let path = segment_path(&self.dir, number);
-        self.options.disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))
+        match self.options.disk.remove(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|e| JournalError::io("removing", &path, e)),
+        }
     }
 }
 
@@ -162,13 +199,38 @@ pub(super) fn archive_segment(
     archive: &Path,
     number: u64,
 ) -> Result<(), JournalError> {
-    let path = segment_path(dir, number);
+    let (path, target) = (segment_path(dir, number), segment_path(archive, number));
     let moved = disk.create_dir(archive).and_then(|()| {
-        disk.rename(&path, &segment_path(archive, number))?;
+        match disk.rename(&path, &target) {
+            // An earlier try got that far.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => drop(disk.open(&target)?),
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                copy(disk, &path, &target)?;
+                disk.sync_dir(archive)?;
+                disk.remove(&path)?;
+            }
+            renamed => renamed?,
+        }
         disk.sync_dir(archive)?;
         disk.sync_dir(dir)
     });
     moved.map_err(|e| JournalError::io("archiving", &path, e))
+}
+
+/// Copies a file to another disk, where it gets its name when it is whole and durable.
+fn copy(disk: &dyn Disk, path: &Path, target: &Path) -> io::Result<()> {
+    let begun = target.with_extension("tmp");
+    let (from, to) = (disk.open(path)?, disk.create(&begun)?);
+    let (size, mut at) = (from.size()?, 0);
+    let mut buffer = vec![0; COPIED];
+    while at < size {
+        let len = usize::try_from(size - at).unwrap_or(COPIED).min(COPIED);
+        from.read_exact_at(&mut buffer[..len], at)?;
+        to.write_all_at(&mut [IoSlice::new(&buffer[..len])], at)?;
+        at += len as u64;
+    }
+    to.sync()?;
+    disk.rename(&begun, target)
 }
 
 impl Writer {

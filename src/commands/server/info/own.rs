@@ -126,6 +126,7 @@ impl Page<'_> {
             ("journal_durable_lsn", &node.journal.durable()),
             ("journal_segments", &journal.segments),
             ("journal_spare_segments", &journal.spares),
+            ("journal_unarchived_segments", &journal.left),
             ("journal_bytes", &journal.bytes),
             ("journal_appends", &journal.appends),
             ("journal_appended_bytes", &journal.appended_bytes),

@@ -492,6 +492,7 @@ impl Journal for BucketJournal {
             refusing,
             segments: needed().count(),
             spares: 0,
+            left: 0,
             bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,
             waiting_bytes: state.waiting as u64,
             unflushed: 0,

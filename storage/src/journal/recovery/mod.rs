@@ -108,6 +108,10 @@ impl Recovery {
         let names = disk.list(dir).map_err(|e| JournalError::io("listing", dir, e))?;
         let numbers: BTreeSet<u64> = names.iter().filter_map(|n| segment_number(n)).collect();
         let floor = JournalFloor::read(&*disk, dir)?;
+        let archive = options.archive.as_deref();
+        // The archive of an earlier journal in this place may have segments with greater numbers.
+        let archived = archive.filter(|_| floor.is_none()).and_then(|dir| disk.list(dir).ok());
+        let archived = archived.iter().flatten().filter_map(|name| segment_number(name)).max();
         let mut recovery = Self {
             dir: dir.to_path_buf(),
             options,
@@ -121,7 +125,7 @@ impl Recovery {
             durable: 0,
             max_epoch: 0,
             max_time_ms: 0,
-            max_number: numbers.last().copied().unwrap_or(0),
+            max_number: numbers.last().copied().max(archived).unwrap_or(0),
             unfinished: BTreeSet::new(),
             settled: AtomicBool::new(false),
         };
@@ -415,7 +419,7 @@ impl Recovery {
     ) -> Result<Arc<LocalJournal>, JournalError> {
         let (dir, disk) = (self.dir.clone(), Arc::clone(&self.options.disk));
         self.settle()?;
-        self.remove_strays(&*disk)?;
+        let left = self.remove_strays(&*disk)?;
         let (number, file, size) = self.fresh_segment(&*disk)?;
         let header = SegmentHeader {
             number,
@@ -446,6 +450,7 @@ impl Recovery {
         }
         LocalJournal::open(RecoveredState {
             next_number: self.max_number + 1,
+            left,
             dir: self.dir,
             options: self.options,
             floor,
@@ -496,8 +501,10 @@ impl Recovery {
     }
 
     /// Removes files that are no part of the journal. The last one begun goes first, and durably,
-    /// so that no segment is ever missing before one that was begun.
-    fn remove_strays(&self, disk: &dyn Disk) -> Result<(), JournalError> {
+    /// so that no segment is ever missing before one that was begun. Returns the numbers of dropped segments
+    /// that the archive does not take now.
+    fn remove_strays(&self, disk: &dyn Disk) -> Result<Vec<u64>, JournalError> {
+        let mut left = Vec::new();
         for &number in self.torn_off.iter().rev() {
             let path = self.path(number);
             let removed = disk.remove(&path).and_then(|()| disk.sync_dir(&self.dir));
@@ -508,13 +515,17 @@ impl Recovery {
                 && self.floor.is_some()
                 && self.read_header(number)?.is_some()
             {
-                archive_segment(disk, &self.dir, archive, number)?;
+                if let Err(error) = archive_segment(disk, &self.dir, archive, number) {
+                    tracing::warn!(%error, "a journal segment cannot be archived; trying again");
+                    left.push(number);
+                }
                 continue;
             }
             let path = self.path(number);
             disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
         }
-        disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))
+        disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))?;
+        Ok(left)
     }
 
     /// Returns the segment for the new epoch, and its bytes: a prepared one, or a new one, which is

@@ -1,5 +1,6 @@
 //! Tests of the journal, most of them on a disk in memory.
 
+mod archive;
 mod basic;
 mod crash;
 mod damage;

@@ -1,0 +1,162 @@
+//! An archive that does not take what the journal drops.
+
+use std::io;
+use std::sync::Mutex;
+
+use super::*;
+use crate::journal::history::read_history;
+use crate::journal::segment::segment_number;
+
+/// A disk whose archive is another disk, or cannot be written, while that is set.
+struct OtherDisk {
+    journal: Handle,
+    refusal: Mutex<Option<io::ErrorKind>>,
+}
+
+impl Disk for OtherDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.journal.create_dir(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.journal.list(dir)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        self.journal.open(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        self.journal.create(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let refusal = *self.refusal.lock().unwrap();
+        match refusal.filter(|_| from.parent() != to.parent()) {
+            Some(kind) => Err(kind.into()),
+            None => self.journal.rename(from, to),
+        }
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.journal.remove(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.journal.sync_dir(dir)
+    }
+}
+
+fn archive() -> &'static Path {
+    Path::new("/archive")
+}
+
+fn on_other_disk(refusal: io::ErrorKind) -> (Arc<OtherDisk>, Options) {
+    let disk = Arc::<SimDisk>::default();
+    let other = Arc::new(OtherDisk {
+        journal: Handle(Arc::clone(&disk)),
+        refusal: Mutex::new(Some(refusal)),
+    });
+    let archived = Options {
+        archive: Some(archive().into()),
+        disk: Arc::clone(&other) as Arc<dyn Disk>,
+        ..options(&disk, SyncMode::No)
+    };
+    (other, archived)
+}
+
+fn open(options: &Options) -> Arc<LocalJournal> {
+    LocalJournal::recover(dir(), options.clone()).unwrap().start(0, 0).unwrap()
+}
+
+/// Appends commits of about a third of a segment, and drops what is before the last one.
+fn append(journal: &LocalJournal, commits: u64) {
+    for _ in 0..commits {
+        journal.append(1000 + journal.end(), &[0], &[&[7; 1200]]).unwrap();
+    }
+    journal.sync_now().unwrap();
+    journal.flushed(0, journal.end());
+}
+
+/// Returns the lsns that the journal and the archive have together, and whether they are all that there were.
+fn read(disk: &OtherDisk, after: Lsn) -> (Vec<Lsn>, bool) {
+    let mut found = Vec::new();
+    let read = read_history(disk, dir(), archive(), after, &mut |record| {
+        found.push(record.lsn);
+        Ok(())
+    });
+    (found, read.unwrap().is_some_and(|(_, is_whole)| is_whole))
+}
+
+fn segments(disk: &OtherDisk, dir: &Path) -> usize {
+    let names = disk.list(dir).unwrap();
+    names.iter().filter(|name| segment_number(name).is_some()).count()
+}
+
+#[test]
+fn segments_wait_until_the_archive_takes_them() {
+    let (disk, options) = on_other_disk(io::ErrorKind::PermissionDenied);
+    let journal = open(&options);
+    append(&journal, 30);
+    eventually("segments are left", || journal.stats().left > 5);
+    assert_eq!(segments(&disk, archive()), 0);
+    journal.close().unwrap();
+    drop(journal);
+    // The next start does not need it either.
+    let journal = open(&options);
+    let left = journal.stats().left;
+    assert!(left > 5 && read(&disk, 0).1);
+    append(&journal, 10);
+    eventually("more are left", || journal.stats().left > left);
+    *disk.refusal.lock().unwrap() = None;
+    append(&journal, 3);
+    eventually("all are archived", || journal.stats().left == 0);
+    assert!(segments(&disk, archive()) > left);
+    assert_eq!(read(&disk, 0), ((1..=43).collect(), true));
+}
+
+#[test]
+fn the_archive_may_be_on_another_disk() {
+    let (disk, options) = on_other_disk(io::ErrorKind::CrossesDevices);
+    let journal = open(&options);
+    append(&journal, 40);
+    eventually("segments are archived", || segments(&disk, archive()) > 10);
+    assert_eq!(journal.stats().left, 0);
+    assert_eq!(read(&disk, 0), ((1..=40).collect(), true));
+    assert!(disk.list(archive()).unwrap().iter().all(|name| !name.ends_with("tmp")));
+}
+
+#[test]
+fn an_archive_that_takes_nothing_does_not_fill_the_disk() {
+    let (disk, options) = on_other_disk(io::ErrorKind::StorageFull);
+    let journal = open(&options);
+    let last = std::iter::repeat_with(|| append(&journal, 3)).take(100).count() as u64 * 3;
+    eventually("no more are left", || (1..=32).contains(&journal.stats().left));
+    eventually("others are deleted", || segments(&disk, dir()) < 40);
+    *disk.refusal.lock().unwrap() = None;
+    append(&journal, 3);
+    eventually("the rest is archived", || journal.stats().left == 0);
+    // The moments that are gone are not said to be there.
+    assert_eq!(read(&disk, 0), (Vec::new(), false));
+    assert_eq!(read(&disk, last - 30), ((last - 29..=last + 3).collect(), true));
+}
+
+#[test]
+fn a_new_journal_counts_on_from_the_archive_of_the_former_one() {
+    let (disk, options) = on_other_disk(io::ErrorKind::CrossesDevices);
+    let journal = open(&options);
+    append(&journal, 40);
+    eventually("segments are archived", || segments(&disk, archive()) > 10);
+    journal.close().unwrap();
+    drop(journal);
+    for name in disk.list(dir()).unwrap() {
+        disk.remove(&dir().join(name)).unwrap();
+    }
+    let newest = disk.list(archive()).unwrap().into_iter().max().unwrap();
+    let journal = LocalJournal::recover(dir(), options.clone()).unwrap().start(9, 41).unwrap();
+    append(&journal, 6);
+    eventually("it is archived", || {
+        disk.list(archive()).unwrap().into_iter().max() > Some(newest.clone())
+    });
+    assert_eq!(read(&disk, 41).0, (42..=46).collect::<Vec<_>>());
+}
