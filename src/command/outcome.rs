@@ -50,6 +50,13 @@ pub struct RoundError {
     pub outcome: Outcome,
 }
 
+impl RoundError {
+    /// Creates the error of a command that was refused before it changed anything.
+    pub fn refused(text: &str) -> Self {
+        Self { text: text.to_owned(), outcome: Outcome::Refused }
+    }
+}
+
 impl From<String> for RoundError {
     fn from(text: String) -> Self {
         Self { text, outcome: Outcome::Failed }

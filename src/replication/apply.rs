@@ -2,8 +2,8 @@
 
 use super::stream::Batch;
 use super::{OTHER, failover, primary};
-use crate::clients::Client;
-use crate::command::{Command, Request, registry};
+use crate::clients::{Client, ClientState};
+use crate::command::{Command, Patience, Request, registry};
 use crate::followers::FailoverStep;
 use crate::node::Node;
 use crate::replica::{FollowedEnd, Primary};
@@ -185,7 +185,7 @@ impl Applier {
     /// Waits until no command is in the middle.
     pub(super) async fn rest(&self) -> Result<(), String> {
         self.on_coordinator(None, |worker| async move {
-            at_rest(&worker, async {}).await.map_err(|error| error.text)
+            at_rest(&worker, Patience::Short, async {}).await.map_err(|error| error.text)
         })
         .await
     }
@@ -203,7 +203,8 @@ impl Applier {
         self.on_coordinator(None, move |worker| async move {
             let resting = worker.clone();
             let job = async move { demote_now(&resting, failover, primary, applied).await };
-            let demoted = at_rest(&worker, job).await.map_err(|error| error.text)??;
+            let demoted =
+                at_rest(&worker, Patience::Short, job).await.map_err(|error| error.text)??;
             if demoted.is_some() {
                 primary::finish_stream(&worker.node, &peers).await;
             }
@@ -422,6 +423,8 @@ async fn run_alone(
     let addr = || PeerAddr::Unix("".into());
     let node = &worker.node;
     let client = Client::new(0, (addr(), addr()), -1, worker.id, node.clock.now_ms());
+    // Its requests are of the stream, as those of units are.
+    client.set(ClientState::IMPORT, true);
     let account = node.access.accounts.default_account().clone();
     let mut session = Session::new(Arc::new(client), account, true);
     (session.db, session.in_exec, session.may_repeat) = (db, true, true);

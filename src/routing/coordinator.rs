@@ -301,7 +301,7 @@ async fn attempt(
     let now_ms = node.clock.now_ms();
     if let Some(text) = worker.refused_late(&command.invocation(now_ms, &settings)) {
         abandon(worker, command, held, space, false).await;
-        return Err(RoundError { text: text.into(), outcome: Outcome::Refused }.into());
+        return Err(RoundError::refused(text).into());
     }
     node.begin_request(&mut space, now_ms, &command.request);
     // The workers that own the keys note the changes.

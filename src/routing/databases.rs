@@ -8,8 +8,8 @@ use super::call::{CallOutcome, CallStop};
 use super::coordinator::Coordination;
 use super::holds::{Changed, append, hand_back, hold_all, release};
 use crate::cluster::{Cluster, WholeLook};
-use crate::command::{Command, Patience, Request};
-use crate::node::Node;
+use crate::command::{Command, Patience, Request, RoundError};
+use crate::node::{Node, limits};
 use crate::unit::said::words_of;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
 use flagstone_commands::{ErrorText, flag};
@@ -35,8 +35,8 @@ pub struct Databases<'a> {
     unit: Option<&'a mut Store>,
     /// Words of the running command, for replicas.
     words: Vec<Vec<u8>>,
-    /// True if the client sees expired keys; in a unit, its workspace knows.
-    sees_expired: bool,
+    /// That of the running command, if it is no part of a unit.
+    request: Request,
     /// In a cluster, the look at all keys that the running command has begun, if it is no part of a unit.
     look: Option<WholeLook>,
 }
@@ -44,8 +44,8 @@ pub struct Databases<'a> {
 impl<'a> Databases<'a> {
     /// Creates the view of a command that runs alone.
     pub fn new(worker: &'a Rc<Worker>, request: &Request, out: &'a mut Reply) -> Self {
-        let Request { db, sees_expired, .. } = *request;
-        Self { worker, db, out, unit: None, words: Vec::new(), sees_expired, look: None }
+        let (db, request) = (request.db, *request);
+        Self { worker, db, out, unit: None, words: Vec::new(), request, look: None }
     }
 
     /// Creates the view of a command that is part of a unit.
@@ -55,8 +55,8 @@ impl<'a> Databases<'a> {
         db: u32,
         out: &'a mut Reply,
     ) -> Self {
-        let (unit, words) = (Some(store), Vec::new());
-        Self { worker, db, out, unit, words, sees_expired: false, look: None }
+        let (unit, words, request) = (Some(store), Vec::new(), Request::of_nobody(db));
+        Self { worker, db, out, unit, words, request, look: None }
     }
 
     /// Begins a command. Its words are noted: replicas run it, too, if it changes something.
@@ -64,10 +64,9 @@ impl<'a> Databases<'a> {
     /// # Errors
     /// If it is on all keys, and this server of a cluster does not serve all shards that are its own.
     pub fn begin(&mut self, command: &Command, args: Args<'_>) -> CallOutcome {
-        let node = &self.worker.node;
-        if let Some(cluster) = node.cluster.as_ref().filter(|_| command.spec.has(flag!(ALL_SHARDS)))
-        {
-            let writes = command.spec.has(flag!(WRITE));
+        let cluster = self.worker.node.cluster.as_ref();
+        let writes = command.spec.has(flag!(WRITE));
+        if let Some(cluster) = cluster.filter(|_| command.spec.has(flag!(ALL_SHARDS))) {
             match &self.unit {
                 Some(store) => check_held(cluster, store.attached(), writes)?,
                 // A flush looks under its hold.
@@ -75,7 +74,8 @@ impl<'a> Databases<'a> {
                 None => self.look = Some(cluster.begin_look()?),
             }
         }
-        if node.followers.feed.is_on() {
+        // A stream for replicas may begin while it waits.
+        if writes {
             self.words = words_of(command, args).into_iter().map(<[u8]>::to_vec).collect();
         }
         Ok(())
@@ -115,7 +115,8 @@ impl<'a> Databases<'a> {
     /// Returns the time by which keys have expired for the command, in ms since the Unix epoch: 0 if
     /// it sees expired keys.
     pub fn due_ms(&self) -> u64 {
-        if self.sees_expired {
+        // In a unit, its workspace knows.
+        if self.request.sees_expired {
             return 0;
         }
         self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.due_ms())
@@ -187,7 +188,7 @@ impl<'a> Databases<'a> {
         let flush = move |node: &Node, generations: &mut [u32]| {
             dbs.into_iter().for_each(|db| generations[db as usize] = next(node));
         };
-        change(self.worker, self.said(), flush).await
+        change(self.worker, self.request, self.said(), flush).await
     }
 
     /// Swaps two databases.
@@ -199,7 +200,7 @@ impl<'a> Databases<'a> {
         }
         let swap =
             move |_: &Node, generations: &mut [u32]| generations.swap(a as usize, b as usize);
-        change(self.worker, self.said(), swap).await
+        change(self.worker, self.request, self.said(), swap).await
     }
 }
 
@@ -210,9 +211,20 @@ fn check_held(cluster: &Cluster, attached: &AttachedShards, and_to_come: bool) -
     Ok(cluster.check_whole(is_whole)?)
 }
 
+/// Checks under a hold on every worker that a command may change databases: this server may have become a
+/// replica while it waited for the hold, and all shards have to be there.
+fn check_change(worker: &Worker, attached: &AttachedShards, request: &Request) -> CallOutcome {
+    let (node, settings) = (&worker.node, worker.settings());
+    if let Some(text) = limits::refused_late(&node.health, &settings, request, flag!(WRITE)) {
+        return Err(RoundError::refused(text).into());
+    }
+    node.cluster.as_ref().map_or(Ok(()), |cluster| check_held(cluster, attached, true))
+}
+
 /// Gives databases other generations. The task continues even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
+    request: Request,
     words: Vec<u8>,
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
 ) -> CallOutcome {
@@ -220,13 +232,14 @@ async fn change(
     let under_way = worker.node.ending.coordinator();
     let changing = tokio::task::spawn_local(async move {
         let _under_way = under_way;
-        change_now(&coordinator, words, make).await
+        change_now(&coordinator, &request, words, make).await
     });
     changing.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
 
 async fn change_now(
     worker: &Rc<Worker>,
+    request: &Request,
     words: Vec<u8>,
     make: impl FnOnce(&Node, &mut [u32]),
 ) -> CallOutcome {
@@ -235,9 +248,7 @@ async fn change_now(
     held.patience = Patience::Short;
     hold_all(worker, &mut held).await?;
     let attached = worker.partition.borrow().store.attached().clone();
-    if let Some(cluster) = &node.cluster
-        && let Err(stop) = check_held(cluster, &attached, true)
-    {
+    if let Err(stop) = check_change(worker, &attached, request) {
         release(worker, &mut held, Vec::new()).await;
         return Err(stop);
     }

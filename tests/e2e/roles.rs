@@ -167,9 +167,13 @@ fn writes_that_wait_when_the_server_becomes_a_replica_are_refused() {
         let (multi, exec): (&[&[u8]], &[&[u8]]) = (&[b"MULTI"], &[b"EXEC"]);
         let refused = "-READONLY You can't write against a read only replica.\r\n";
         let queued = ["+OK\r\n+QUEUED\r\n", refused].concat();
-        let cases: [(&[&[&[u8]]], &str); 4] = [
+        let library = b"#!lua name=l\nredis.register_function('f', function() end)";
+        let cases: [(&[&[&[u8]]], &str); 7] = [
             (&[set], refused),
             (&[mset], refused),
+            (&[&[b"FLUSHALL"]], refused),
+            (&[&[b"SWAPDB", b"0", b"1"]], refused),
+            (&[&[b"FUNCTION", b"LOAD", library]], refused),
             (&[multi, set, exec], &queued),
             (&[&[b"STRLEN", b"a"]], ":0\r\n"),
         ];
@@ -185,7 +189,8 @@ fn writes_that_wait_when_the_server_becomes_a_replica_are_refused() {
         within(60, || {
             let list = text(&mut client, &["CLIENT", "LIST"]);
             let is_there = |name: &str| list.contains(&format!(" cmd={name} "));
-            ["set", "mset", "exec", "strlen"].into_iter().all(is_there)
+            let names = ["set", "mset", "flushall", "swapdb", "function|load", "exec", "strlen"];
+            names.into_iter().all(is_there)
         });
         assert_eq!(text(&mut client, &["REPLICAOF", "127.0.0.1", "1"]), "ok");
         assert_eq!(text(&mut client, &["SCRIPT", "KILL"]), "ok");

@@ -78,6 +78,31 @@ fn a_pause_on_a_replica_holds_the_stream_of_its_primary() {
     assert_eq!((count(&mut writer, "sync_full"), count(&mut writer, "sync_partial_ok")), (1, 0));
 }
 
+/// A library that was looked at while a pause began is stored behind it, and not behind the offset that is stated.
+#[test]
+fn a_pause_holds_a_library_that_is_looked_at() {
+    let (primary, _replica, mut writer, mut reader) = pair(&["--repl-ping-replica-period", "1000"]);
+    let code = "#!lua name=lib\nlocal begun = os.clock() while os.clock() - begun < 0.15 do end \
+                redis.register_function('f', function() return 1 end)";
+    let mut other = primary.client();
+    let loading = std::thread::spawn(move || {
+        cmd("FUNCTION").arg(&["LOAD", code]).query::<String>(&mut other).expect("it is loaded")
+    });
+    until("it is admitted", || {
+        let list: String = cmd("CLIENT").arg("LIST").query(&mut writer).expect("a list");
+        list.contains(" cmd=function|load ")
+    });
+    run(&mut writer, &["CLIENT PAUSE 100000 WRITE"]);
+    let stated = offset(&mut writer);
+    sleep(Duration::from_millis(1000));
+    assert_eq!(offset(&mut writer), stated);
+    run(&mut writer, &["CLIENT UNPAUSE"]);
+    assert_eq!(loading.join().expect("it ends"), "lib");
+    caught_up(&mut writer, &mut reader);
+    let libraries: Value = cmd("FUNCTION").arg("LIST").query(&mut reader).expect("a list");
+    assert!(format!("{libraries:?}").contains("lib"), "{libraries:?}");
+}
+
 /// Bytes that a pause has held are those of a former primary: a promoted replica does not apply them.
 #[test]
 fn a_replica_that_is_promoted_in_a_pause_is_a_primary_at_once() {

@@ -5,6 +5,7 @@ use super::handshake::{client_name, is_printable};
 use super::tracking;
 use crate::acl::Account;
 use crate::clients::{Cancel, Client, ClientState};
+use crate::command::Patience;
 use crate::commands::{Handler, Spec};
 use crate::node::{ClientPause, Node, PauseReason};
 use crate::routing::{Call, CallOutcome, Waiting, at_rest};
@@ -349,7 +350,7 @@ fn pause<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let before = cx.node.pauses.replace(wanted);
         // Who waits for the offset of the stream, or copies the data, relies on it that nothing changes behind
         // the reply: commands that were admitted before, scripts above all, end first.
-        let rested = match timeout(PAUSING, at_rest(cx.worker, async {})).await {
+        let rested = match timeout(PAUSING, at_rest(cx.worker, Patience::Short, async {})).await {
             Ok(rested) => rested.map_err(|error| error.text),
             Err(_) => Err(NOT_AT_REST.to_owned()),
         };

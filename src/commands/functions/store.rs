@@ -2,13 +2,14 @@
 //! object that the map names.
 
 use super::change::LibraryChange;
-use crate::command::{RoundError, registry};
+use crate::command::{Patience, Request, RoundError, registry};
 use crate::functions::{Edit, LibraryFate, SharedLibraries};
-use crate::node::Node;
-use crate::routing::{Call, CallOutcome};
+use crate::node::{Node, limits};
+use crate::routing::{Call, CallOutcome, at_rest};
 use crate::unit::said;
-use crate::worker::refusal;
-use flagstone_commands::ErrorText;
+use crate::worker::{Worker, refusal};
+use flagstone_commands::{ErrorText, flag};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::partition::LIBRARIES_SHARD;
 use flagstone_storage::words::RoundWords;
 use flagstone_wire::resp::Args;
@@ -33,18 +34,34 @@ pub(super) async fn store(cx: &Call<'_>, mut change: LibraryChange, args: Args<'
     Ok(shared.map_err(|_| "ERR the libraries could not be changed")??)
 }
 
-/// Stores a change as one record, at the worker that owns the libraries.
+/// Stores a change as one record, at the worker that owns the libraries. The command may have been admitted long
+/// before: a pause that has begun since delays it, except in a transaction, which may have begun the pause itself.
 async fn store_rows(cx: &Call<'_>, mut edit: Edit, args: Args<'_>) -> CallOutcome {
     if edit.changes().is_empty() {
         return Ok(());
     }
     let worker = cx.worker;
-    let words = words_of(cx, args);
+    let (request, may_wait, words) = (cx.session.request(), !cx.session.in_exec, words_of(args));
+    let patience = if request.is_of_stream() { Patience::Endless } else { Patience::Short };
     let owner = usize::from(LIBRARIES_SHARD) % worker.node.shard_workers;
-    let stored = worker.peers.on_worker(owner, false, |worker| async move {
-        let now_ms = worker.node.clock.now_ms();
-        let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes(), words);
-        let lsn = put.map_err(|error| refusal(&error))?;
+    let stored = worker.peers.on_worker(owner, false, move |worker| async move {
+        let pauses = &worker.node.pauses;
+        let lsn = loop {
+            if may_wait {
+                pauses.wait(true).await;
+            }
+            let (storing, words) = (worker.clone(), words.clone());
+            let job = async move {
+                let is_paused = may_wait && storing.node.pauses.now().is_some();
+                let put = (!is_paused).then(|| put_rows(&storing, &request, &edit, words));
+                (edit, put)
+            };
+            let put;
+            (edit, put) = at_rest(&worker, patience, job).await?;
+            if let Some(put) = put {
+                break put?;
+            }
+        };
         worker.wait_shown(&worker.showing(lsn)).await?;
         edit.apply(&worker.node.code.functions);
         Ok::<_, RoundError>(())
@@ -52,12 +69,26 @@ async fn store_rows(cx: &Call<'_>, mut edit: Edit, args: Args<'_>) -> CallOutcom
     Ok(stored.await.map_err(|_| "ERR a worker is gone")??)
 }
 
+/// Puts the rows of a change into the journal while no command runs, unless this server has become a replica.
+fn put_rows(
+    worker: &Worker,
+    request: &Request,
+    edit: &Edit,
+    words: Vec<u8>,
+) -> Result<Lsn, RoundError> {
+    let (node, settings) = (&worker.node, worker.settings());
+    if let Some(text) = limits::refused_late(&node.health, &settings, request, flag!(WRITE)) {
+        return Err(RoundError::refused(text));
+    }
+    let now_ms = node.clock.now_ms();
+    let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes(), words);
+    put.map_err(|error| refusal(&error))
+}
+
 /// Returns the words of the running command, for replicas.
-fn words_of(cx: &Call<'_>, args: Args<'_>) -> Vec<u8> {
+fn words_of(args: Args<'_>) -> Vec<u8> {
     let mut said = RoundWords::default();
-    if let Some(command) = registry::resolve(args)
-        && cx.node.followers.feed.is_on()
-    {
+    if let Some(command) = registry::resolve(args) {
         said.want(true);
         said.command(0, said::words_of(command, args).into_iter());
     }

@@ -1,6 +1,6 @@
 //! Begin and end of the stream for replicas.
 
-use crate::command::RoundError;
+use crate::command::{Patience, RoundError};
 use crate::node::Node;
 use crate::node::limits::LOADING;
 use crate::replica::FollowedEnd;
@@ -43,7 +43,7 @@ async fn begin_at_rest(
     followed: Option<FollowedEnd>,
 ) -> Result<(), RoundError> {
     let (node, peers) = (worker.node.clone(), worker.peers.clone());
-    let begun = at_rest(worker, async move {
+    let begun = at_rest(worker, Patience::Short, async move {
         let followers = &node.followers;
         let id: [u8; ID_BYTES] = rand::random();
         followers.feed.turn_on(id);
