@@ -300,6 +300,13 @@ impl Replica {
 
     /// Makes the link end, before another choice. Returns the number of the choice.
     pub fn part(&self) -> u64 {
+        self.part_from(&mut self.link())
+    }
+
+    /// Makes the link end, which is locked: a former one notes nothing more here.
+    fn part_from(&self, link: &mut LinkView) -> u64 {
+        (link.state, link.heard_ms, link.down_since_ms) = Default::default();
+        self.is_up.store(false, Ordering::Relaxed);
         let before = self.epoch.fetch_add(1, Ordering::AcqRel);
         self.chosen.notify_waiters();
         before + 1
@@ -311,10 +318,8 @@ impl Replica {
         self.set_bit(FOLLOWING, true);
         self.set_succession(None);
         link.primary = Some(primary);
-        (link.state, link.heard_ms, link.down_since_ms) = Default::default();
         link.down_reason.clear();
-        self.is_up.store(false, Ordering::Relaxed);
-        self.part()
+        self.part_from(&mut link)
     }
 
     /// Becomes a primary, with a new id. `former`: the stream that was followed.
@@ -334,8 +339,7 @@ impl Replica {
         self.set_bit(FOLLOWING, true);
         self.set_succession(Some(Succession::new(awaited)));
         link.primary = None;
-        self.is_up.store(false, Ordering::Relaxed);
-        self.part()
+        self.part_from(&mut link)
     }
 
     fn set_succession(&self, succession: Option<Succession>) {
@@ -534,8 +538,11 @@ mod tests {
         assert_eq!(replica.link().down_since_ms, 7);
         replica.set_at_work(Some(first));
         assert!(!replica.is_outdated());
+        replica.set_state(first, LinkState::Connected, 8);
         replica.part();
-        assert!(replica.is_outdated());
+        assert!(replica.is_outdated() && !replica.is_up());
+        replica.set_state(first, LinkState::Connected, 9);
+        assert!(replica.is_following() && !replica.is_up());
         replica.set_at_work(None);
         assert!(!replica.is_outdated());
         replica.promote(None);

@@ -169,7 +169,7 @@ impl Applier {
 
     /// Ends a failover that cannot go on.
     pub(super) async fn give_up_failover(&self, number: u64, reason: &str) {
-        // This server becomes a primary again, which ends the link that calls.
+        // This server becomes a primary again, which ends the link that calls; a client may be killed.
         let (node, peers, reason) = (self.node.clone(), self.peers.clone(), reason.to_owned());
         let ending = async move { failover::give_up(&node, &peers, number, &reason).await };
         let _ = self.node.background.spawn(ending).await;

@@ -36,7 +36,7 @@ pub async fn abort(node: &Arc<Node>, peers: &Arc<Peers>) -> bool {
     let failover = &node.followers.failover;
     let is_there = failover.step() != FailoverStep::None;
     if is_there {
-        give_up(node, peers, failover.number(), "FAILOVER ABORT").await;
+        Applier::new(node, peers).give_up_failover(failover.number(), "FAILOVER ABORT").await;
     }
     is_there
 }

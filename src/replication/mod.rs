@@ -36,10 +36,22 @@ use crate::config::ReplAck;
 use crate::followers::promised_for;
 use crate::node::Node;
 use crate::replica::Primary;
-use crate::worker::Peers;
+use crate::worker::{ABANDONED, Peers};
 use apply::Applier;
 use flagstone_storage::encoding::SourceExtent;
 use std::sync::Arc;
+
+/// Changes the role of this server, to the end even if the future is dropped: the client that has ordered that may be
+/// killed meanwhile, and half of a change leaves a replica without a link.
+///
+/// # Errors
+/// Those of the change.
+pub async fn to_end<T: Send + 'static>(
+    node: &Node,
+    change: impl Future<Output = Result<T, String>> + Send + 'static,
+) -> Result<T, String> {
+    node.background.spawn(change).await.unwrap_or_else(|_| Err(ABANDONED.to_owned()))
+}
 
 /// Follows a primary from now on. A server that was a primary with replicas keeps its position in the
 /// stream: if the new primary has that stream, it need not send all of its data.

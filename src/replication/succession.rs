@@ -3,6 +3,7 @@
 
 use super::apply::Applier;
 use super::stream::{StreamLimits, StreamSplitter};
+use super::to_end;
 use crate::followers::REPLICA_LEASE;
 use crate::node::Node;
 use crate::replica::{Hearing, Lineage, Precedence, Testimony, shown_formers};
@@ -156,7 +157,10 @@ async fn finish(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
 pub async fn review(node: &Arc<Node>, peers: &Arc<Peers>) -> Result<(), String> {
     let awaited = node.config.settings().awaited();
     match node.health.replica.with_succession(|it| it.set_awaited(awaited)) {
-        Some(true) => finish(node, peers).await,
+        Some(true) => {
+            let (reviewed, peers) = (node.clone(), peers.clone());
+            to_end(node, async move { finish(&reviewed, &peers).await }).await
+        }
         _ => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Server;
 use super::failover::replicaof;
-use super::followers::{caught_up, follow, info, run, until};
+use super::followers::{Reader, caught_up, follow, info, run, until};
 use redis::{Commands, Connection, RedisError, Value, cmd};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -448,6 +448,30 @@ fn the_last_choice_of_a_role_counts_while_a_promotion_waits() {
     assert_eq!(text(promoted.recv_timeout(PATIENCE).expect("a reply")), "ok");
     until("it follows the other one", || info(&mut third, "master_link_status") == "up");
     until("it has its data", || ask(&mut third, &["GET", "here"]) == "1");
+}
+
+/// A change of the role that has begun comes to its end.
+#[test]
+fn a_promotion_outlives_the_client_that_has_ordered_it() {
+    let old = Server::start(SYNC);
+    let replica = follow(&old, SYNC);
+    let (mut client, mut other) = (old.client(), replica.client());
+    until("it owns the data", || owner(&mut client));
+    let mut ordering = Reader::connect(&replica);
+    let id = ordering.ask("CLIENT ID");
+    // It waits for the end of a promise.
+    ordering.say("REPLICAOF NO ONE");
+    let is_primary = |other: &mut Connection| info(other, "role") == "master";
+    until("the link has ended", || {
+        info(&mut other, "master_link_status") == "down" || is_primary(&mut other)
+    });
+    run(&mut other, &[&format!("CLIENT KILL ID {}", &id[1..])]);
+    until("it is a primary", || is_primary(&mut other));
+    until("it is so after a start, too", || {
+        let configured: Vec<String> =
+            cmd("CONFIG").arg(&["GET", "replicaof"]).query(&mut other).expect("it");
+        configured[1].is_empty()
+    });
 }
 
 #[test]

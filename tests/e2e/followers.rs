@@ -526,6 +526,23 @@ fn replicas_get_the_rest_of_the_stream_before_their_primary_becomes_a_replica() 
     until("they are disconnected", || info(&mut client, "connected_slaves") == "0");
 }
 
+/// A change of the role that has begun comes to its end.
+#[test]
+fn a_primary_becomes_a_replica_though_the_client_that_has_ordered_it_is_killed() {
+    let (server, other) = (Server::start(&["--workers", "2"]), Server::start(&[]));
+    let (mut client, mut idle) = (server.client(), Reader::connect(&server));
+    // It does not read: the server waits for it for a second when it is a replica, before the link begins.
+    idle.ask("PSYNC ? -1");
+    idle.data_set();
+    let _: () = client.set("k", "x".repeat(4 << 20)).expect("SET");
+    let mut ordering = Reader::connect(&server);
+    let id = ordering.ask("CLIENT ID");
+    ordering.say(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
+    until("it is a replica", || info(&mut client, "role") == "slave");
+    run(&mut client, &[&format!("CLIENT KILL ID {}", &id[1..])]);
+    until("it follows", || info(&mut client, "master_link_status") == "up");
+}
+
 /// A replica that gets another data set passes no part of it on, be it that it is killed meanwhile.
 #[test]
 fn replicas_of_a_replica_keep_their_data_while_it_loads() {

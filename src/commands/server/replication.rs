@@ -3,12 +3,15 @@
 
 use crate::commands::{Handler, Spec};
 use crate::followers::{FailoverStep, FailoverWish, FollowerState, SyncWish};
+use crate::node::Node;
 use crate::replica::{LinkState, Primary, Testimony};
 use crate::replication::{self, Promotion};
 use crate::routing::{Call, CallOutcome, CallStop, Waiting};
+use crate::worker::Peers;
 use flagstone_commands::{Group, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -62,40 +65,49 @@ fn role(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 /// `REPLICAOF host port` and `REPLICAOF NO ONE`
 fn replicaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let (host, port) = (arg(args, 1)?, arg(args, 2)?);
-        let (node, peers) = (cx.node, &cx.worker.peers);
+        let (host, port) = (arg(args, 1)?.to_vec(), arg(args, 2)?.to_vec());
         if cx.worker.settings().cluster_enabled {
             return Err("ERR REPLICAOF not allowed in cluster mode.".into());
         }
-        // A promotion may wait for the end of a promise.
-        let _choosing = node.health.replica.choosing.lock().await;
-        if node.followers.failover.step() != FailoverStep::None {
-            return Err("ERR REPLICAOF not allowed while failing over.".into());
-        }
-        if is_word(host, "no") && is_word(port, "one") {
-            replication::promote(node, peers, Promotion::Ordered).await?;
-            node.config.assign("replicaof", "");
-            cx.out.ok();
-            return Ok(());
-        }
-        let port = parse_i64(port).and_then(|port| u16::try_from(port).ok());
-        let port = port.ok_or("ERR Invalid master port")?;
-        let host = String::from_utf8(host.to_vec()).ok();
-        let host = host.filter(|host| !host.is_empty() && !host.contains(char::is_whitespace));
-        let primary = Primary { host: host.ok_or("ERR Invalid master host")?, port };
-        let is_same = |present: &Primary| {
-            present.host.eq_ignore_ascii_case(&primary.host) && present.port == primary.port
-        };
-        if node.health.replica.link().primary.as_ref().is_some_and(is_same) {
-            cx.out.simple("OK Already connected to specified master");
-            return Ok(());
-        }
-        let address = primary.to_string();
-        replication::follow(node, peers, primary).await?;
-        node.config.assign("replicaof", &address);
-        cx.out.ok();
+        let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
+        let choosing = async move { choose_role(&node, &peers, host, &port).await };
+        cx.out.simple(replication::to_end(cx.node, choosing).await?);
         Ok(())
     })
+}
+
+/// Makes this server the replica of another one, or a primary. Returns the reply.
+async fn choose_role(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    host: Vec<u8>,
+    port: &[u8],
+) -> Result<&'static str, String> {
+    // A promotion may wait for the end of a promise.
+    let _choosing = node.health.replica.choosing.lock().await;
+    if node.followers.failover.step() != FailoverStep::None {
+        return Err("ERR REPLICAOF not allowed while failing over.".to_owned());
+    }
+    if is_word(&host, "no") && is_word(port, "one") {
+        replication::promote(node, peers, Promotion::Ordered).await?;
+        node.config.assign("replicaof", "");
+        return Ok("OK");
+    }
+    let port = parse_i64(port).and_then(|port| u16::try_from(port).ok());
+    let port = port.ok_or("ERR Invalid master port")?;
+    let host = String::from_utf8(host).ok();
+    let host = host.filter(|host| !host.is_empty() && !host.contains(char::is_whitespace));
+    let primary = Primary { host: host.ok_or("ERR Invalid master host")?, port };
+    let is_same = |present: &Primary| {
+        present.host.eq_ignore_ascii_case(&primary.host) && present.port == primary.port
+    };
+    if node.health.replica.link().primary.as_ref().is_some_and(is_same) {
+        return Ok("OK Already connected to specified master");
+    }
+    let address = primary.to_string();
+    replication::follow(node, peers, primary).await?;
+    node.config.assign("replicaof", &address);
+    Ok("OK")
 }
 
 /// Returns the wish that the arguments of FAILOVER are.
@@ -211,14 +223,19 @@ const REST_POLL: Duration = Duration::from_millis(5);
 
 /// Becomes the primary, as the present one asks for that. `end`: number of bytes of its stream, which
 /// may be on their way still.
-async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
-    let replica = &cx.node.health.replica;
+async fn take_over(
+    node: &Arc<Node>,
+    peers: &Arc<Peers>,
+    id: &[u8],
+    end: u64,
+) -> Result<(), String> {
+    let replica = &node.health.replica;
     let _choosing = replica.choosing.lock().await;
     if !replica.is_following() {
-        return Err("ERR PSYNC FAILOVER can't be sent to a master.".into());
+        return Err("ERR PSYNC FAILOVER can't be sent to a master.".to_owned());
     }
     if !replica.link().position.id.eq_ignore_ascii_case(id) {
-        return Err("ERR PSYNC FAILOVER replid must match my replid.".into());
+        return Err("ERR PSYNC FAILOVER replid must match my replid.".to_owned());
     }
     tracing::info!(end, "the primary asks this server to take over");
     let asked = Instant::now();
@@ -226,8 +243,8 @@ async fn take_over(cx: &Call<'_>, id: &[u8], end: u64) -> CallOutcome {
         sleep(REST_POLL).await;
     }
     replica.end_promise();
-    replication::promote(cx.node, &cx.worker.peers, Promotion::HasEverything).await?;
-    cx.node.config.assign("replicaof", "");
+    replication::promote(node, peers, Promotion::HasEverything).await?;
+    node.config.assign("replicaof", "");
     Ok(())
 }
 
@@ -237,7 +254,10 @@ fn psync<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let offset = parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
         let id = arg(args, 1)?;
         if args.get(3).is_some_and(|word| is_word(word, "failover")) {
-            take_over(cx, id, u64::try_from(offset).unwrap_or(0).saturating_sub(1)).await?;
+            let (node, peers, id) = (cx.node.clone(), cx.worker.peers.clone(), id.to_vec());
+            let end = u64::try_from(offset).unwrap_or(0).saturating_sub(1);
+            let taking_over = async move { take_over(&node, &peers, &id, end).await };
+            replication::to_end(cx.node, taking_over).await?;
         }
         // The offset is that of the next byte, from 1 on.
         let applied = offset.checked_sub(1).and_then(|applied| u64::try_from(applied).ok());
@@ -256,14 +276,17 @@ fn hear<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let said = Testimony::parse(arg(args, 2)?).ok_or(error::SYNTAX)?;
         let rest = args.get(4).filter(|_| args.get(3).is_some_and(|word| is_word(word, "rest")));
+        let rest = rest.map(<[u8]>::to_vec);
         let told = cx.session.replica.get_or_insert_default();
         let host = match told.ip.as_str() {
             "" => cx.session.client.addr.host(),
             ip => ip.to_owned(),
         };
         let server = format!("{host}:{}", told.port);
-        let said = replication::hear(cx.node, &cx.worker.peers, &server, &said, rest).await?;
-        cx.out.simple(&said);
+        let (node, peers) = (cx.node.clone(), cx.worker.peers.clone());
+        let hearing =
+            async move { replication::hear(&node, &peers, &server, &said, rest.as_deref()).await };
+        cx.out.simple(&replication::to_end(cx.node, hearing).await?);
         Ok(())
     })
 }
