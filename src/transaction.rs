@@ -157,6 +157,11 @@ impl Transaction {
         (exec | self.flags).difference(flag!(STALE | LOADING).difference(self.common))
     }
 
+    /// Returns true if some commands may write.
+    pub fn may_write(&self) -> bool {
+        self.flags.intersects(flag!(WRITE | MAY_REPLICATE))
+    }
+
     /// Records that a command was refused.
     pub fn break_off(&mut self) {
         self.broken = true;

@@ -3,7 +3,7 @@
 use super::cycle::Cycle;
 use super::step::Manner;
 use super::{Connection, Dispatched, Settled, gate};
-use crate::command::{Command, Outcome};
+use crate::command::{Answer, Command, Outcome, Request};
 use crate::config::Settings;
 use crate::routing;
 use crate::session::chosen_db;
@@ -124,9 +124,9 @@ impl Connection {
         }
         let request = self.session.request();
         let worker = self.worker.clone();
-        let running = pin!(routing::run(&worker, exec, transaction.args(), request));
-        let mut ran = self.answer_meanwhile(running).await?;
-        drop(watches);
+        let replica = &worker.node.health.replica;
+        let had_primary = replica.has_primary();
+        let mut ran = self.run_unit(exec, &transaction, request).await?;
         let mut ended = Settled { outcome: ran.outcome, ..Settled::DONE };
         if ran.outcome == Outcome::Done {
             self.session.client.runs_queued(transaction.commands().len());
@@ -139,14 +139,37 @@ impl Connection {
         // Confirmations of its subscriptions are part of the reply: no other pushes may come there.
         self.session.take_pushes(out);
         if ran.outcome == Outcome::Done {
-            ended.close = Box::pin(self.run_others(&transaction, ran.reply.pieces(), out)).await?;
-        } else {
+            let mut others = request.reply();
+            ended.close = Box::pin(self.run_others(&transaction, &mut others)).await?;
+            // ROLE among them may tell of a promotion: then the unit shows what the primary has.
+            if had_primary && !replica.has_primary() && !transaction.may_write() {
+                ran = self.run_unit(exec, &transaction, request).await?;
+                ended.outcome = ran.outcome;
+            }
+            if ran.outcome == Outcome::Done {
+                put_together(&transaction, &ran.reply, &others, out);
+            }
+            out.take_lack(&mut others);
+        }
+        if ran.outcome != Outcome::Done {
             out.append(ran.reply.as_bytes());
         }
-        drop(postponed);
+        drop((watches, postponed));
         out.take_lack(&mut ran.reply);
         self.show(exec, args);
         Ok(ended)
+    }
+
+    /// Runs the commands of a transaction that are part of a unit.
+    async fn run_unit(
+        &mut self,
+        exec: &'static Command,
+        transaction: &Transaction,
+        request: Request,
+    ) -> Result<Answer> {
+        let worker = self.worker.clone();
+        let running = pin!(routing::run(&worker, exec, transaction.args(), request));
+        self.answer_meanwhile(running).await
     }
 
     /// Fails an EXEC that has nothing to run.
@@ -166,37 +189,38 @@ impl Connection {
     }
 
     /// Runs the commands of a transaction that need the connection, behind its part on keys; writes
-    /// the reply of all. Returns true if the connection has to be closed.
-    async fn run_others(
-        &mut self,
-        transaction: &Transaction,
-        mut parts: impl Iterator<Item = &[u8]>,
-        out: &mut Reply,
-    ) -> Result<bool> {
+    /// a piece for each of them. Returns true if the connection has to be closed.
+    async fn run_others(&mut self, transaction: &Transaction, out: &mut Reply) -> Result<bool> {
         let settings = self.worker.settings();
         let node = self.worker.node.clone();
         let _hold = node.pauses.hold_evictions();
-        out.array(transaction.commands().len());
         let mut close = false;
         self.session.in_exec = true;
-        for queued in queued(transaction.args()) {
-            if runs_in_unit(queued.command) {
-                out.append(parts.next().unwrap_or_default());
+        for other in queued(transaction.args()).filter(|other| !runs_in_unit(other.command)) {
+            let (command, args) = (other.command, other.args);
+            if let Err(text) = gate::admit_queued(&self.session, &node, command, args, &settings) {
+                self.worker.stats().error(&text);
+                out.error(text);
             } else {
-                let (command, args) = (queued.command, queued.args);
-                if let Err(text) =
-                    gate::admit_queued(&self.session, &node, command, args, &settings)
-                {
-                    self.worker.stats().error(&text);
-                    out.error(text);
-                    continue;
-                }
                 let manner = Manner::of(command, args);
-                let ended = self.run_admitted(command, manner, args, out).await?;
-                close |= ended.close;
+                close |= self.run_admitted(command, manner, args, out).await?.close;
             }
+            out.end_piece();
         }
         self.session.in_exec = false;
         Ok(close)
+    }
+}
+
+/// Puts the replies of a transaction together, of its unit and of its other commands, in the order of the commands.
+fn put_together(transaction: &Transaction, unit: &Reply, others: &Reply, out: &mut Reply) {
+    out.array(transaction.commands().len());
+    let (mut of_unit, mut of_others) = (unit.pieces(), others.pieces());
+    for command in transaction.commands() {
+        let piece = if runs_in_unit(command) { of_unit.next() } else { of_others.next() };
+        out.append(piece.unwrap_or_default());
+    }
+    if others.is_lost() {
+        out.discard_rest();
     }
 }

@@ -103,6 +103,41 @@ fn a_pause_holds_a_library_that_is_looked_at() {
     assert!(format!("{libraries:?}").contains("lib"), "{libraries:?}");
 }
 
+/// A transaction that tells of a primary shows what that primary has, not what it had as a replica.
+#[test]
+fn a_transaction_that_is_overtaken_by_a_promotion_shows_nothing_old() {
+    for workers in ["1", "2"] {
+        let primary = Server::start(&[]);
+        let replica = follow(&primary, &["--workers", workers, "--enable-debug-command", "yes"]);
+        let (mut writer, mut reader) = (primary.client(), replica.client());
+        run(&mut writer, &["SET a 1"]);
+        caught_up(&mut writer, &mut reader);
+        let mut clients = [(); 2].map(|()| Reader::connect(&replica));
+        for (client, other) in clients.iter_mut().zip(["WATCH a", "PING"]) {
+            client.ask(other);
+            let queue = ["GET a", "CLIENT SETNAME behind", "DEBUG SLEEP 4", "ROLE"];
+            assert_eq!(client.ask("MULTI"), "+OK");
+            queue.iter().for_each(|command| assert_eq!(client.ask(command), "+QUEUED"));
+            client.say("EXEC");
+        }
+        until("the units have run", || {
+            let list: String = cmd("CLIENT").arg("LIST").query(&mut reader).expect("a list");
+            list.matches(" name=behind ").count() == 2
+        });
+        run(&mut writer, &["SET a 2"]);
+        caught_up(&mut writer, &mut reader);
+        run(&mut reader, &["REPLICAOF NO ONE"]);
+        let [watching, client] = &mut clients;
+        assert_eq!(watching.line(), "*-1");
+        let lines = [(); 8].map(|()| client.line());
+        assert_eq!(
+            lines,
+            ["*4", "$1", "2", "+OK", "+OK", "*3", "$6", "master"],
+            "{workers} workers"
+        );
+    }
+}
+
 /// Bytes that a pause has held are those of a former primary: a promoted replica does not apply them.
 #[test]
 fn a_replica_that_is_promoted_in_a_pause_is_a_primary_at_once() {
