@@ -71,8 +71,7 @@ impl From<CallStop> for UnitStop {
     fn from(stop: CallStop) -> Self {
         match stop {
             CallStop::Error(text) => text.into(),
-            // The unit may catch it, and give it as its own.
-            CallStop::Unstored(error) => error.text.into(),
+            CallStop::Unstored(error) => error.into(),
             CallStop::Close => Self::Closing,
         }
     }

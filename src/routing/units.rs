@@ -132,9 +132,7 @@ async fn lend_more(
     let mut more = Requirements::default();
     more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
-    let lent = borrow(worker, &more, held, space, |db| dbs.here(db)).await;
-    // One command of the unit fails.
-    lent.map_err(|error| error.text)?;
+    borrow(worker, &more, held, space, |db| dbs.here(db)).await?;
     Ok(Vec::new())
 }
 

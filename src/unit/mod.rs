@@ -19,7 +19,7 @@ pub use handlers::{UnitHandler, handler, install};
 pub use stop::{UnitOutcome, UnitStop};
 
 use crate::acl::{DenialContext, Denied, DeniedAccess};
-use crate::command::{Command, OwnedCommand, Request, Route};
+use crate::command::{Command, OwnedCommand, Request, RoundError, Route};
 use crate::commandlog::CommandCost;
 use crate::config::Settings;
 use crate::node::Node;
@@ -152,10 +152,25 @@ impl<'a> Unit<'a> {
     /// Sends a request to the coordinator; without one, the unit stops, and runs again at one.
     fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, UnitStop> {
         match (&self.place, ask) {
-            (Place::Detached(to), ask) => detached::ask(to, store, ask),
+            (Place::Detached(to), ask) => {
+                detached::ask(to, store, ask).map_err(|stop| match stop {
+                    UnitStop::Unstored(error) => self.lacks(error),
+                    stop => stop,
+                })
+            }
             (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs).into()),
             (Place::Here, Ask::Exclusive) => Err(UnitStop::Exclusive),
             (Place::Here, Ask::Run(_)) => Err(UnitStop::Detached),
+        }
+    }
+
+    /// Returns the stop of a command that does not get what it needs. A client's command fails alone, and
+    /// a script may catch that. A command of a primary's stream takes the whole unit with it, which is
+    /// repeated: none is left out.
+    fn lacks(&self, error: RoundError) -> UnitStop {
+        match self.request.is_of_stream() {
+            true => error.into(),
+            false => error.text.into(),
         }
     }
 }
@@ -361,6 +376,6 @@ impl Unit<'_> {
                 ended => return ended,
             }
         }
-        Err(NEEDS_TOO_MUCH.into())
+        Err(self.lacks(NEEDS_TOO_MUCH.into()))
     }
 }

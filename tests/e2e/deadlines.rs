@@ -1,6 +1,7 @@
 //! Files that are damaged, gone, or cannot be written: everything ends in time, and says why.
 
 use super::Server;
+use super::replica::{EMPTY, Primary, info};
 use redis::{Commands, Connection, RedisResult};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,6 +113,45 @@ fn a_file_that_is_cut_short_under_a_server_ends_commands_with_its_name() {
     run(redis::cmd("SET").arg(key(0, 1)).arg("x").clone());
     run(redis::cmd("SET").arg(key(1, 1)).arg("x").clone());
     assert!(errors.iter().any(|text| text.contains(&name)), "{errors:?}");
+}
+
+/// A batch of a primary that flushes a database runs on a thread of its own, and reads values in parts.
+#[test]
+fn a_replica_leaves_no_command_of_its_primary_out_while_data_cannot_be_read() {
+    const FIELDS: usize = 20_000;
+    let primary = Primary::serve(EMPTY);
+    let from = format!("127.0.0.1 {}", primary.port);
+    let mut server = Server::start(&[&OPTIONS[..], &["--replicaof", &from]].concat());
+    let (hash, number) = (key(0, 0), key(0, 1));
+    primary.say(&["SELECT 0", &format!("SET {number} 10")]);
+    for first in (0..FIELDS).step_by(500) {
+        let pairs: Vec<String> = (first..first + 500).map(|n| format!("f{n} {n}")).collect();
+        primary.say(&[&format!("HSET {hash} {}", pairs.join(" "))]);
+    }
+    primary.wait();
+    server.stop();
+    server.restart();
+    let mut client = client(&server);
+    wait_for("the link is up", || info(&mut client).contains("master_link_status:up"));
+    // Both keys come into memory, without the fields.
+    assert_eq!(client.hlen::<_, usize>(&hash).expect("a size"), FIELDS);
+    assert_eq!(client.get::<_, u64>(&number).expect("a number"), 10);
+    let files = fs::read_dir(server.dir().join("data/shard-0/db/compacted")).expect("listed");
+    let files: Vec<PathBuf> = files.map(|file| file.expect("a file").path()).collect();
+    let whole: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).expect("read")).collect();
+    files.iter().for_each(|file| cut(file, 0));
+    primary.say(&["MULTI", &format!("INCR {number}"), "SELECT 5", "FLUSHDB", "SELECT 0"]);
+    primary.say(&[&format!("HINCRBY {hash} f7777 1"), "EXEC"]);
+    wait_for("the link ends", || info(&mut client).contains("master_link_status:down"));
+    for (file, bytes) in files.iter().zip(&whole) {
+        // The server has the file open.
+        let mut open = fs::File::options().write(true).open(file).expect("opened");
+        std::io::Write::write_all(&mut open, bytes).expect("written");
+    }
+    primary.wait();
+    assert_eq!(client.hget::<_, _, u64>(&hash, "f7777").expect("a number"), 7778);
+    assert_eq!(client.get::<_, u64>(&number).expect("a number"), 11);
+    assert!(!server.log().contains("has failed here"), "{}", server.log());
 }
 
 fn stalled_shards(client: &mut Connection) -> String {
