@@ -14,8 +14,7 @@ type SplitStream = (Vec<(u32, Vec<Vec<u8>>)>, u64, Result<(), String>);
 fn split(data: &[u8], piece: usize) -> SplitStream {
     let id = b"i".repeat(40).into();
     let position = SourcePosition { offset: BEGIN, id, ..SourcePosition::default() };
-    let limits =
-        StreamLimits { databases: 16, max_bulk: 1 << 16, transaction: 1 << 12, kept: 1 << 10 };
+    let limits = StreamLimits { databases: 16, transaction: 1 << 12, kept: 1 << 10 };
     let mut splitter = StreamSplitter::new(position, limits);
     let (mut buf, mut commands, mut reached, mut fed) = (BytesMut::new(), Vec::new(), BEGIN, 0);
     for piece in data.chunks(piece) {

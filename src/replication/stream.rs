@@ -20,13 +20,18 @@ const BATCH_BYTES: usize = 1 << 20;
 const MAX_TRANSACTION_BYTES: usize = 1 << 30;
 const TRANSACTION_PART: u64 = 8;
 
+/// Maximum size of a command of the primary in bytes. The primary has admitted it, so no setting of this
+/// server refuses it. It is queued as the command of a unit, and a queue holds fewer than 4 GiB.
+const MAX_COMMAND: usize = 3 << 30;
+
+/// Maximum number of its arguments, as in the reference.
+const MAX_ARGS: usize = i32::MAX as usize;
+
 /// Limits of a stream, by the settings of this server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamLimits {
     /// Number of databases.
     pub(super) databases: u32,
-    /// Maximum length of an argument.
-    pub(super) max_bulk: usize,
     /// Maximum size of a transaction in memory.
     pub(super) transaction: usize,
     /// Bytes of the stream that are kept for replicas.
@@ -38,7 +43,6 @@ impl StreamLimits {
         let part = settings.memory_budget / TRANSACTION_PART;
         Self {
             databases: settings.databases,
-            max_bulk: settings.data.proto_max_bulk_len,
             transaction: usize::try_from(part).unwrap_or(usize::MAX).min(MAX_TRANSACTION_BYTES),
             kept: settings.repl_backlog_size,
         }
@@ -110,7 +114,7 @@ impl StreamSplitter {
     pub(super) fn new(position: SourcePosition, limits: StreamLimits) -> Self {
         Self {
             parser: Parser::new(),
-            limits: Limits { max_bulk: limits.max_bulk, ..Limits::default() },
+            limits: Limits { max_bulk: MAX_COMMAND, max_args: MAX_ARGS, ..Limits::default() },
             databases: limits.databases,
             max_transaction: limits.transaction,
             batched: position.offset,
@@ -135,7 +139,7 @@ impl StreamSplitter {
         while !self.is_full() {
             let parsed = self.parser.parse(buf, &self.limits).map_err(|error| error.to_string())?;
             let consumed = match parsed {
-                Parsed::Incomplete { .. } => return Ok(()),
+                Parsed::Incomplete { need } => return check_size(buf.len().saturating_add(need)),
                 Parsed::Empty => self.parser.consumed(),
                 Parsed::Command => {
                     let parser = std::mem::take(&mut self.parser);
@@ -281,13 +285,19 @@ impl StreamSplitter {
     }
 }
 
+/// Refuses a command of which so many bytes are announced.
+fn check_size(bytes: usize) -> Result<(), String> {
+    let fits = bytes <= MAX_COMMAND;
+    fits.then_some(())
+        .ok_or_else(|| format!("a command of the primary exceeds {MAX_COMMAND} bytes"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::ReplAck;
 
-    const LIMITS: StreamLimits =
-        StreamLimits { databases: 16, max_bulk: 1 << 20, transaction: 1 << 16, kept: 64 };
+    const LIMITS: StreamLimits = StreamLimits { databases: 16, transaction: 1 << 16, kept: 64 };
 
     fn splitter() -> StreamSplitter {
         let id = b"i".repeat(40).into();
@@ -403,6 +413,25 @@ mod tests {
         let error = splitter.take(&mut input(&["MULTI", &long, &long])).unwrap_err();
         assert!(error.contains("65536 bytes (a part of memory-budget)"), "{error}");
         assert!(splitter.is_too_large() && splitter.batch().is_none());
+    }
+
+    #[test]
+    fn a_command_may_have_more_arguments_and_longer_ones_than_that_of_a_client() {
+        let limits = Limits::default();
+        let mut splitter = splitter();
+        let many = format!("SADD s{}", " m".repeat(limits.max_args));
+        splitter.take(&mut input(&[&many])).unwrap();
+        let batch = splitter.batch().unwrap();
+        assert_eq!(batch.commands[0].args.len(), 2 + limits.max_args);
+        // Only bytes that have come take memory, whatever is announced.
+        let begin = |bytes: usize| {
+            let mut buf = BytesMut::from(&*format!("*2\r\n$3\r\nDEL\r\n${bytes}\r\n"));
+            let (len, mut splitter) = (buf.len(), self::splitter());
+            splitter.take(&mut buf).map(|()| assert_eq!(buf.len(), len))
+        };
+        assert_eq!(begin(2 * limits.max_bulk), Ok(()));
+        let error = begin(MAX_COMMAND).unwrap_err();
+        assert!(error.contains("exceeds 3221225472 bytes"), "{error}");
     }
 
     #[test]

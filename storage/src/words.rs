@@ -25,6 +25,10 @@ const RESELECT: u8 = 3;
 /// Length of the head of a group.
 const HEAD: usize = 4;
 
+/// Maximum number of members or fields that a command names which no client has sent: servers limit the
+/// arguments of a command.
+pub const NAMES_AT_ONCE: usize = 1024;
+
 /// Memory in bytes that an idle round keeps for its words.
 const KEEP: usize = 64 << 10;
 
@@ -237,12 +241,13 @@ impl RoundWords {
         &mut self,
         db: u32,
         key: &[u8],
-        names: impl ExactSizeIterator<Item = &'n [u8]>,
+        mut names: impl ExactSizeIterator<Item = &'n [u8]>,
     ) {
-        if self.wanted && names.len() > 0 {
-            self.item(FIELDS, db, names.len() + 1);
+        while self.wanted && names.len() > 0 {
+            let count = names.len().min(NAMES_AT_ONCE);
+            self.item(FIELDS, db, count + 1);
             put_bytes(&mut self.bytes, key);
-            names.for_each(|name| put_bytes(&mut self.bytes, name));
+            names.by_ref().take(count).for_each(|name| put_bytes(&mut self.bytes, name));
         }
     }
 
@@ -342,6 +347,21 @@ mod tests {
             let left = groups(&bytes[..cut]);
             assert!(left.is_none_or(|left| left.len() < 4), "{cut}");
         }
+    }
+
+    #[test]
+    fn many_fields_are_said_in_pieces() {
+        let names: Vec<String> = (0..2 * NAMES_AT_ONCE + 1).map(|n| n.to_string()).collect();
+        let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+        let mut words = RoundWords::default();
+        words.want(true);
+        words.begin_group();
+        words.fields(3, b"h", names.iter().copied());
+        words.fields(3, b"h", std::iter::empty());
+        words.end_group();
+        let pieces = names.chunks(NAMES_AT_ONCE);
+        let pieces = pieces.map(|names| Said::Fields { db: 3, key: b"h", names: names.to_vec() });
+        assert_eq!(groups(&words.take()), Some(vec![pieces.collect::<Vec<_>>()]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Fields of hashes that expire.
 
 use super::Server;
-use super::followers::{caught_up, contents, count, until};
+use super::followers::{Reader, caught_up, contents, count, until};
 use redis::{Commands, Connection, cmd};
 use std::time::Duration;
 
@@ -81,6 +81,29 @@ fn all_fields_of_a_cold_hash_are_deleted_although_more_are_due_than_a_walk_finds
     let ttls: Vec<i64> =
         cmd("HPTTL").arg(&["h", "FIELDS", "2", "field7", "field12500"]).query(&mut client).unwrap();
     assert!(ttls[0] > 100_000 && ttls[1] == -1, "{ttls:?}");
+}
+
+/// Servers limit the arguments of a command, also of one from their primary.
+#[test]
+fn many_fields_go_by_several_commands_of_the_stream() {
+    const FIELDS: usize = 2500;
+    let server = Server::start(&TWO);
+    let (mut client, mut reader) = (server.client(), Reader::connect(&server));
+    assert!(reader.ask("PSYNC ? -1").starts_with("+FULLRESYNC"));
+    reader.data_set();
+    let names: Vec<String> = (0..FIELDS).map(|n| format!("f{n}")).collect();
+    let pairs: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    for how in ["HGETDEL h", "HPEXPIRE h 20"] {
+        let () = client.hset_multiple("h", &pairs).expect("stored");
+        run(&mut client, &format!("{how} FIELDS {FIELDS} {}", names.join(" ")));
+        let mut deleted = Vec::new();
+        while deleted.iter().sum::<usize>() < FIELDS {
+            let said = reader.next();
+            let fields = said.strip_prefix("HDEL h ").map(|names| names.split(' ').count());
+            deleted.extend(fields);
+        }
+        assert_eq!(deleted, [1024, 1024, 452], "{how}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use crate::DataSettings;
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Field, Hash, Value};
+use flagstone_storage::words::NAMES_AT_ONCE;
 use flagstone_wire::resp::Args;
 
 /// Key spec of commands that read fields.
@@ -132,8 +133,10 @@ fn say_fields(cx: &mut Ctx<'_>, words: &[&[u8]], names: &[&[u8]]) {
 
 /// Says that fields of a hash were deleted, if there are any.
 fn say_deleted(cx: &mut Ctx<'_>, key: &[u8], names: &[&[u8]]) {
-    if cx.is_heard() && !names.is_empty() {
-        cx.say(&[&[b"HDEL", key][..], names].concat());
+    if cx.is_heard() {
+        for names in names.chunks(NAMES_AT_ONCE) {
+            cx.say(&[&[b"HDEL", key][..], names].concat());
+        }
     }
 }
 

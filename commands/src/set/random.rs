@@ -6,7 +6,7 @@ use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, draws, error, fl
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
-use flagstone_storage::words::RemovalCause;
+use flagstone_storage::words::{NAMES_AT_ONCE, RemovalCause};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::collections::HashSet;
@@ -67,15 +67,12 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Members that one SREM in the stream for replicas names at most.
-const SAID_AT_ONCE: usize = 1024;
-
 /// Says that members were removed.
 fn say_removed(cx: &mut Ctx<'_>, key: &[u8], names: &MemberNames) {
     if !cx.is_heard() {
         return;
     }
-    for names in names.chunks(SAID_AT_ONCE) {
+    for names in names.chunks(NAMES_AT_ONCE) {
         let mut words: Vec<&[u8]> = vec![b"SREM", key];
         words.extend(names.iter().map(|name| &**name));
         cx.say(&words);
