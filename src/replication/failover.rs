@@ -18,6 +18,40 @@ const POLL: Duration = Duration::from_millis(20);
 /// Interval of the questions to the replicas.
 const ASK: Duration = Duration::from_millis(500);
 
+/// Errors of a server that is asked to take over: it is a primary; it follows another stream.
+pub const IS_PRIMARY: &str = "ERR PSYNC FAILOVER can't be sent to a master.";
+pub const OTHER_STREAM: &str = "ERR PSYNC FAILOVER replid must match my replid.";
+
+/// Answer of the target of a failover, which was asked to take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TakeOver {
+    /// It is the primary.
+    Done,
+    /// It is a replica, as before.
+    Refused,
+    /// It may be either: it is asked again.
+    Unknown,
+}
+
+impl TakeOver {
+    /// Judges the target's reply to PSYNC. `was_asked`: it was asked before, on a connection that broke, and may
+    /// have taken over then. Two primaries would be worse than writes that wait for FAILOVER ABORT.
+    pub(super) fn of(reply: &str, was_asked: bool) -> Self {
+        if reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC") {
+            Self::Done
+        } else if was_asked && reply.strip_prefix('-') != Some(OTHER_STREAM) {
+            Self::Unknown
+        } else {
+            Self::Refused
+        }
+    }
+}
+
+/// Returns true if a server that is asked to take over answers that it is a primary.
+pub(super) fn is_of_primary(reply: &str) -> bool {
+    reply.strip_prefix('-') == Some(IS_PRIMARY)
+}
+
 /// Begins a failover. Returns false if there is one.
 pub fn begin(node: &Arc<Node>, peers: &Arc<Peers>, wish: FailoverWish) -> bool {
     let Some(number) = node.followers.failover.begin() else { return false };
@@ -142,4 +176,27 @@ async fn wait_for_target(
 /// Returns true if a replica has announced an address.
 pub fn is_at(follower: &Follower, (host, port): &(String, u16)) -> bool {
     follower.facts.ip.eq_ignore_ascii_case(host) && follower.facts.port == *port
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_may_have_taken_over_is_asked_again() {
+        let done = ["+CONTINUE", "+CONTINUE abc", "+FULLRESYNC abc 7"];
+        let loading = "-LOADING Redis is loading the dataset in memory";
+        let [primary, other] = [IS_PRIMARY, OTHER_STREAM].map(|text| format!("-{text}"));
+        for was_asked in [false, true] {
+            for reply in done {
+                assert_eq!(TakeOver::of(reply, was_asked), TakeOver::Done, "{reply}");
+            }
+            assert_eq!(TakeOver::of(&other, was_asked), TakeOver::Refused);
+        }
+        for reply in [loading, &primary] {
+            assert_eq!(TakeOver::of(reply, false), TakeOver::Refused, "{reply}");
+            assert_eq!(TakeOver::of(reply, true), TakeOver::Unknown, "{reply}");
+        }
+        assert!(is_of_primary(&primary) && !is_of_primary(&other));
+    }
 }

@@ -1,6 +1,7 @@
 //! The link to the primary: asks for its stream, follows it, and begins again when it ends.
 
 use super::apply::Applier;
+use super::failover::TakeOver;
 use super::stream::{StreamLimits, StreamSplitter};
 use super::wire::{PrimaryWire, READ};
 use super::{OTHER, failover, keep_promise, load, receive, testimony};
@@ -42,7 +43,9 @@ const SYNC_FILE: (&str, &str) = ("replica-sync", ".rdb");
 
 /// Follows a primary until another one, or none, is chosen, or the server ends.
 pub(super) async fn run(applier: Applier, primary: Primary, epoch: u64) {
-    let mut link = PrimaryLink { applier, primary, epoch, told: String::new(), is_costly: false };
+    let told = String::new();
+    let mut link =
+        PrimaryLink { applier, primary, epoch, told, is_costly: false, was_asked: false };
     let mut pause = SECOND;
     // Replies that wait under the former role are given up first: the stream's commands are not theirs.
     link.applier.settle().await;
@@ -80,6 +83,8 @@ struct PrimaryLink {
     /// True while the primary sends bytes that this server cannot use after a break: a data set, or
     /// a part of the stream.
     is_costly: bool,
+    /// True once the primary, the target of a failover, was asked to take over.
+    was_asked: bool,
 }
 
 impl PrimaryLink {
@@ -122,17 +127,13 @@ impl PrimaryLink {
         // A batch of a former link may be at work still.
         let stored = self.applier.position(self.epoch).await?;
         let from = (stored.offset + 1).to_string();
-        let mut asked: Vec<&[u8]> = match stored.id.is_empty() {
-            true => vec![b"PSYNC", b"?", b"-1"],
-            false => vec![b"PSYNC", &stored.id, from.as_bytes()],
+        let psync: [&[u8]; 3] = match stored.id.is_empty() {
+            true => [b"PSYNC", b"?", b"-1"],
+            false => [b"PSYNC", &stored.id, from.as_bytes()],
         };
         let failover = &self.applier.node.followers.failover;
         let number = failover.number();
         let takes_over = failover.is_at(number, FailoverStep::InProgress);
-        if takes_over {
-            // The target of the failover becomes the primary.
-            asked.push(b"FAILOVER");
-        }
         let mut formers = Vec::new();
         if self.settings().is_in_group() && takes_over {
             // It has all of this.
@@ -142,10 +143,10 @@ impl PrimaryLink {
             let choice = (self.epoch, &self.primary);
             formers = testimony::testify(wire, self.replica(), choice).await?;
         }
-        let reply = wire.ask(&asked).await?;
-        if takes_over {
-            self.judge_failover(number, &reply).await?;
-        }
+        let reply = match takes_over {
+            true => self.ask_to_take_over(wire, number, &psync).await?,
+            false => wire.ask(&psync).await?,
+        };
         let mut words = reply.split_ascii_whitespace();
         let words = (words.next(), words.next(), words.next());
         match words {
@@ -165,15 +166,32 @@ impl PrimaryLink {
         }
     }
 
-    /// Ends the failover by the target's reply.
-    async fn judge_failover(&self, number: u64, reply: &str) -> Result<(), String> {
-        if reply.starts_with("+CONTINUE") || reply.starts_with("+FULLRESYNC") {
-            failover::succeeded(&self.applier.node, number);
-            return Ok(());
+    /// Asks for the stream, and the target of the failover to become its primary, which ends the failover.
+    /// Returns the target's reply.
+    async fn ask_to_take_over(
+        &mut self,
+        wire: &mut PrimaryWire,
+        number: u64,
+        psync: &[&[u8]],
+    ) -> Result<String, String> {
+        let was_asked = std::mem::replace(&mut self.was_asked, true);
+        let mut reply = wire.ask(&[psync, &[&b"FAILOVER"[..]]].concat()).await?;
+        if was_asked && failover::is_of_primary(&reply) {
+            // It has taken over, and the reply that said so was lost.
+            reply = wire.ask(psync).await?;
         }
         let reason = format!("the target of the failover answers PSYNC with {reply:?}");
-        self.applier.give_up_failover(number, &reason).await;
-        Err(reason)
+        match TakeOver::of(&reply, was_asked) {
+            TakeOver::Done => {
+                failover::succeeded(&self.applier.node, number);
+                Ok(reply)
+            }
+            TakeOver::Refused => {
+                self.applier.give_up_failover(number, &reason).await;
+                Err(reason)
+            }
+            TakeOver::Unknown => Err(reason),
+        }
     }
 
     /// Stores the new id of the stream: the primary is another one since the last contact.

@@ -28,7 +28,9 @@ mod succession;
 mod testimony;
 mod wire;
 
-pub use failover::{abort as abort_failover, begin as begin_failover, is_at};
+pub use failover::{
+    IS_PRIMARY, OTHER_STREAM, abort as abort_failover, begin as begin_failover, is_at,
+};
 pub use succession::{hear, review as review_succession};
 
 use crate::clients::Cancel;

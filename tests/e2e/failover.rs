@@ -4,10 +4,14 @@ use super::Server;
 use super::followers::{
     CHANGES, Reader, caught_up, contents, count, follow, info, offset, run, until,
 };
+use super::ways::{Passing, place, way_to};
 use redis::{Commands, Connection, Value, cmd};
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 pub(super) fn replicaof(client: &mut Connection, port: u16) {
@@ -129,6 +133,45 @@ fn a_failover_exchanges_the_roles_and_nothing_is_sent_anew() {
 }
 
 #[test]
+fn a_server_whose_successor_s_reply_is_lost_does_not_become_a_second_primary() {
+    let primary = Server::start(&["--appendfsync", "always"]);
+    let replica = Server::start(&["--appendfsync", "always"]);
+    let (mut client, mut other) = (primary.client(), replica.client());
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let port = way_to(replica.port(), move || {
+        let (is_lost, mut breaks) = (is_lost.clone(), false);
+        Box::new(move |passing| match passing {
+            Passing::Request(bytes) => {
+                let asks = place(b"FAILOVER", bytes).is_some();
+                breaks |= asks && !is_lost.swap(true, Ordering::SeqCst);
+                true
+            }
+            Passing::Reply(_) => !breaks,
+        })
+    });
+    run(&mut other, &[&format!("CONFIG SET replica-announce-port {port}")]);
+    replicaof(&mut other, primary.port());
+    run(&mut client, &["SET a 1"]);
+    caught_up(&mut client, &mut other);
+    run(&mut client, &[&format!("FAILOVER TO 127.0.0.1 {port} TIMEOUT 60000")]);
+    until("it has ended", || info(&mut client, "master_failover_state") == "no-failover");
+    assert_eq!(
+        ["role", "master_port"].map(|it| info(&mut client, it)),
+        ["slave", &port.to_string()]
+    );
+    assert_eq!(info(&mut other, "role"), "master");
+    assert!(error(&mut client, &["SET", "a", "2"]).starts_with("READONLY"));
+    run(&mut other, &["INCR a"]);
+    caught_up(&mut other, &mut client);
+    assert_eq!(client.get::<_, i64>("a").expect("GET"), 2);
+    let log = primary.log();
+    assert!(
+        log.contains("the failover is done") && !log.contains("does not give its role"),
+        "{log}"
+    );
+}
+
+#[test]
 fn a_failover_that_cannot_be_is_refused_or_ends() {
     let primary = Server::start(&["--appendfsync", "always"]);
     let mut client = primary.client();
@@ -173,8 +216,8 @@ fn a_failover_that_cannot_be_is_refused_or_ends() {
     let reply = Reader::connect(&primary).ask("PSYNC ? -1");
     assert_eq!(reply, "-NOMASTERLINK Can't SYNC while failing over");
     let mut writer = primary.client();
-    let writing = std::thread::spawn(move || writer.set::<_, _, ()>("b", 1));
-    std::thread::sleep(Duration::from_millis(100));
+    let writing = thread::spawn(move || writer.set::<_, _, ()>("b", 1));
+    thread::sleep(Duration::from_millis(100));
     assert!(!writing.is_finished(), "writes wait");
     assert_eq!(client.get::<_, i64>("a").expect("GET"), 1);
     run(&mut client, &["FAILOVER ABORT"]);
@@ -207,7 +250,7 @@ fn a_replica_that_takes_over_reads_the_rest_of_the_stream_first() {
     let rest = "*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$1\r\n2\r\n".len() as u64;
     let mut reader = Reader::connect(&replica);
     reader.say(&format!("PSYNC {ID} {} FAILOVER", has + rest + 1));
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     assert_eq!(info(&mut client, "role"), "slave", "it waits");
     primary.say(&["SET b 2"]);
     let reply = reader.line();
@@ -246,9 +289,9 @@ fn a_stop_waits_until_replicas_have_everything() {
     for n in 0..500 {
         let _: () = client.set(format!("k{n}"), "v".repeat(1000)).expect("SET");
     }
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(700));
+            thread::sleep(Duration::from_millis(700));
             replica.signal(Signal::CONT);
         });
         primary.stop();

@@ -76,6 +76,7 @@ mod unmounted;
 mod unread;
 mod unwanted;
 mod upgrade;
+mod ways;
 mod whole;
 mod zsets;
 

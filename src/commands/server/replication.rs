@@ -232,10 +232,10 @@ async fn take_over(
     let replica = &node.health.replica;
     let _choosing = replica.choosing.lock().await;
     if !replica.is_following() {
-        return Err("ERR PSYNC FAILOVER can't be sent to a master.".to_owned());
+        return Err(replication::IS_PRIMARY.to_owned());
     }
     if !replica.link().position.id.eq_ignore_ascii_case(id) {
-        return Err("ERR PSYNC FAILOVER replid must match my replid.".to_owned());
+        return Err(replication::OTHER_STREAM.to_owned());
     }
     tracing::info!(end, "the primary asks this server to take over");
     let asked = Instant::now();
