@@ -2,6 +2,7 @@
 
 use super::certificates::Files;
 use super::followers::{CHANGES, info, run, until};
+use super::ways::{Passing, place, way_to};
 use super::{Server, free_port};
 use redis::{Connection, Value, cmd};
 use rustix::process::{Pid, Signal, kill_process};
@@ -305,6 +306,41 @@ fn a_source_that_dies_meanwhile_is_waited_for() {
     let (status, text) = moved(&target, &uri(&source), &["--switch"]);
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("10000 keys compared: 0 different"), "{text}");
+}
+
+/// A Redis server that becomes a replica has the name of the stream that its own replicas see.
+#[test]
+fn a_source_that_has_become_a_replica_or_restarted_holds_nobody() {
+    for (shown, other, reason) in [
+        ("role:master", "role:slave ", "is itself a replica now"),
+        ("run_id:", "run_ID:", "has restarted"),
+    ] {
+        let (source, target) = (Server::start(&[]), Server::start(&[]));
+        let (mut old, mut new) = (source.client(), target.client());
+        run(&mut old, &["SET a 1"]);
+        let port = way_to(source.port(), move || {
+            let mut is_held = false;
+            Box::new(move |passing| {
+                match passing {
+                    Passing::Request(bytes) => is_held |= place(b"PAUSE", bytes).is_some(),
+                    Passing::Reply(bytes) if is_held => {
+                        if let Some(at) = place(shown.as_bytes(), bytes) {
+                            bytes[at..at + other.len()].copy_from_slice(other.as_bytes());
+                        }
+                    }
+                    Passing::Reply(_) => {}
+                }
+                true
+            })
+        });
+        let address = format!("redis://127.0.0.1:{port}");
+        let (status, text) = moved(&target, &address, &["--switch"]);
+        assert_eq!(status, Some(1), "{text}");
+        for part in [reason, "are held", "stays the primary, its writers go on, and the target"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!((role(&mut new), paused(&mut old)), ("slave".to_owned(), "none".to_owned()));
+    }
 }
 
 #[test]

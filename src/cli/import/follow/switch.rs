@@ -3,7 +3,8 @@
 use super::begin::FormerSettings;
 use super::compare::{self, CompareMode, Verdict};
 use super::interrupt::Interrupt;
-use super::side::Pair;
+use super::side::{InfoText, Pair};
+use super::watch::primary_of;
 use crate::cli::connection::Reply;
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
@@ -26,6 +27,8 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// The source's writers, who wait.
 pub(super) struct Hold {
+    /// Run of the source: it holds nobody after a restart.
+    run_id: String,
     begun: Instant,
     renewed: Instant,
     /// Time at which they go on unless the hold is renewed.
@@ -35,6 +38,7 @@ pub(super) struct Hold {
 
 impl Hold {
     fn begin(pair: &mut Pair, limit: Duration) -> Result<Self> {
+        let run_id = pair.source.info("server")?.text("run_id").to_owned();
         let now = Instant::now();
         pause(pair, PAUSE).with_context(|| {
             format!(
@@ -43,7 +47,7 @@ impl Hold {
                 pair.source.name
             )
         })?;
-        Ok(Self { begun: now, renewed: now, until: now + PAUSE, limit })
+        Ok(Self { run_id, begun: now, renewed: now, until: now + PAUSE, limit })
     }
 
     /// Renews the hold, if it is time.
@@ -65,6 +69,24 @@ impl Hold {
             (self.renewed, self.until) = (now, now + PAUSE);
         }
         Ok(())
+    }
+
+    /// Returns the source's state of replication.
+    ///
+    /// # Errors
+    /// If its writers are not held: it is another run of it, or a replica, and they write elsewhere.
+    fn primary_info(&self, pair: &mut Pair) -> Result<InfoText> {
+        let from = pair.source.name.clone();
+        let replication = pair.source.info("replication")?;
+        if replication.text("role") != "master" {
+            let primary = primary_of(&replication);
+            bail!("{from} is itself a replica now, of {primary}, whose writers are not held");
+        }
+        // Behind the other question, so that a restart between the two is noticed.
+        if pair.source.info("server")?.text("run_id") != self.run_id {
+            bail!("{from} has restarted, so that its writers are not held any more");
+        }
+        Ok(replication)
     }
 
     fn check(&self, now: Instant) -> Result<()> {
@@ -189,7 +211,7 @@ fn compare_held(
 /// Waits until the target has applied all of the source's stream.
 fn catch_up(pair: &mut Pair, hold: &mut Hold, interrupt: &Interrupt) -> Result<()> {
     let begun = Instant::now();
-    let source = pair.source.info("replication")?;
+    let source = hold.primary_info(pair)?;
     let end = source.number("master_repl_offset");
     loop {
         let target = pair.target.info("replication")?;
@@ -217,6 +239,7 @@ fn catch_up(pair: &mut Pair, hold: &mut Hold, interrupt: &Interrupt) -> Result<(
 /// Makes the target a primary. Returns the time until which the source's writers are held.
 fn promote(pair: &mut Pair, hold: &Hold) -> Result<u64> {
     pause(pair, KEPT)?;
+    hold.primary_info(pair)?;
     // The longer hold has begun before the former one ended.
     hold.check(Instant::now())?;
     let until_ms = Clock::default().now_ms() + u64::try_from(KEPT.as_millis()).unwrap_or(0);
@@ -289,8 +312,8 @@ mod tests {
     #[test]
     fn a_hold_that_may_have_ended_is_no_hold() {
         let begun = Instant::now();
-        let hold =
-            Hold { begun, renewed: begun, until: begun + PAUSE, limit: Duration::from_secs(300) };
+        let (run_id, until, limit) = (String::new(), begun + PAUSE, Duration::from_secs(300));
+        let hold = Hold { run_id, begun, renewed: begun, until, limit };
         assert!(hold.check(begun + PAUSE - MARGIN).is_ok());
         assert!(hold.check(begun + PAUSE).is_err());
     }
