@@ -19,9 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The command that moves a server in.
 fn command(target: &Server, source: &str, options: &[&str]) -> Command {
+    command_at(target.port(), source, options)
+}
+
+fn command_at(target: u16, source: &str, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
     command
-        .args(["import", "--follow", source, "-p", &target.port().to_string()])
+        .args(["import", "--follow", source, "-p", &target.to_string()])
         .args(options)
         .env_remove("REDISCLI_AUTH");
     command
@@ -49,10 +53,13 @@ struct Moving {
 
 impl Moving {
     fn start(target: &Server, source: &str, options: &[&str]) -> Self {
+        Self::begin(target, command(target, source, options))
+    }
+
+    fn begin(target: &Server, mut command: Command) -> Self {
         let path = target.dir().join("said");
         let out = File::create(&path).expect("a file");
         let both = out.try_clone().expect("the same file");
-        let mut command = command(target, source, options);
         let child = command.stdout(out).stderr(both).stdin(Stdio::null()).spawn();
         Self { child: child.expect("the binary starts"), path }
     }
@@ -71,8 +78,13 @@ impl Moving {
     }
 
     /// Ctrl-C. Returns its status and all that it said.
-    fn interrupt(mut self) -> (Option<i32>, String) {
+    fn interrupt(self) -> (Option<i32>, String) {
         kill_process(Pid::from_child(&self.child), Signal::INT).expect("the signal is sent");
+        self.ended()
+    }
+
+    /// Waits for its end. Returns its status and all that it said.
+    fn ended(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().expect("its status");
         (status.code(), self.text())
     }
@@ -341,6 +353,56 @@ fn a_source_that_has_become_a_replica_or_restarted_holds_nobody() {
         }
         assert_eq!((role(&mut new), paused(&mut old)), ("slave".to_owned(), "none".to_owned()));
     }
+}
+
+#[test]
+fn a_target_whose_reply_to_its_promotion_is_lost_is_waited_for() {
+    let (source, target) = (Server::start(&[]), Server::start(&[]));
+    let (mut old, mut new) = (source.client(), target.client());
+    run(&mut old, &["SET a 1"]);
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let told = is_lost.clone();
+    let port = way_to(target.port(), move || {
+        let told = told.clone();
+        Box::new(move |passing| match passing {
+            Passing::Request(bytes) if place(b"$3\r\nONE\r\n", bytes).is_some() => {
+                told.store(true, Ordering::SeqCst);
+                false
+            }
+            _ => true,
+        })
+    });
+    let mut moving = Moving::begin(&target, command_at(port, &uri(&source), &["--switch"]));
+    until("it is told to become a primary", || is_lost.load(Ordering::SeqCst));
+    moving.until_says("is at work on it");
+    assert_eq!((role(&mut new), paused(&mut old)), ("slave".to_owned(), "write".to_owned()));
+    run(&mut new, &["REPLICAOF NO ONE"]);
+    let (status, text) = moving.ended();
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("is a primary now"), "{text}");
+    assert_eq!((role(&mut new), paused(&mut old)), ("master".to_owned(), "write".to_owned()));
+}
+
+#[test]
+fn a_switch_that_is_interrupted_before_its_end_is_known_keeps_writers_held() {
+    let (source, target) = (Server::start(&[]), Server::start(&[]));
+    let (mut old, mut new) = (source.client(), target.client());
+    run(&mut old, &["SET a 1"]);
+    let port = way_to(target.port(), || {
+        Box::new(|passing| match passing {
+            Passing::Request(bytes) => place(b"$3\r\nONE\r\n", bytes).is_none(),
+            Passing::Reply(_) => true,
+        })
+    });
+    let mut moving = Moving::begin(&target, command_at(port, &uri(&source), &["--switch"]));
+    moving.until_says("is at work on it");
+    let (status, text) = moving.interrupt();
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("and is none yet. The writers of") && text.contains("its ROLE"),
+        "{text}"
+    );
+    assert_eq!((role(&mut new), paused(&mut old)), ("slave".to_owned(), "write".to_owned()));
 }
 
 #[test]

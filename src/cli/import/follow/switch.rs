@@ -137,7 +137,7 @@ pub(super) fn run(
         }
         hold.renew(pair)?;
         interrupt.check()?;
-        promote(pair, &hold)
+        promote(pair, &hold, interrupt)
     });
     match done {
         Ok(until_ms) => {
@@ -237,7 +237,8 @@ fn catch_up(pair: &mut Pair, hold: &mut Hold, interrupt: &Interrupt) -> Result<(
 }
 
 /// Makes the target a primary. Returns the time until which the source's writers are held.
-fn promote(pair: &mut Pair, hold: &Hold) -> Result<u64> {
+fn promote(pair: &mut Pair, hold: &Hold, interrupt: &Interrupt) -> Result<u64> {
+    let until = Instant::now() + KEPT;
     pause(pair, KEPT)?;
     hold.primary_info(pair)?;
     // The longer hold has begun before the former one ended.
@@ -245,23 +246,41 @@ fn promote(pair: &mut Pair, hold: &Hold) -> Result<u64> {
     let until_ms = Clock::default().now_ms() + u64::try_from(KEPT.as_millis()).unwrap_or(0);
     match pair.target.ask(&[b"REPLICAOF", b"NO", b"ONE"]) {
         Ok(Reply::Error(error)) => bail!("{} answers REPLICAOF with: {error}", pair.target.name),
-        Ok(_) => return Ok(until_ms),
-        Err(_) => {}
+        Ok(_) => Ok(until_ms),
+        Err(_) => await_promotion(pair, interrupt, (until - MARGIN, until_ms)).map(|()| until_ms),
     }
-    // It may have done so before the connection was lost.
-    match pair.target.info("replication") {
-        Ok(facts) if facts.text("role") == "master" => Ok(until_ms),
-        Ok(_) => bail!("{} has not become a primary", pair.target.name),
-        Err(error) => Err(Undecided(format!(
-            "{} was told to become a primary, and does not answer ({error:#}). The writers of {} are \
-             held until {}. Ask the target for its ROLE before: if it is a master, send the clients \
-             there; if not, run CLIENT UNPAUSE on the source",
-            pair.target.name,
-            pair.source.name,
-            utc(until_ms)
-        ))
-        .into()),
-    }
+}
+
+/// Waits until a target is a primary whose reply to that order was lost: it may be at work on it. The hold
+/// ends after `until`, by the clock at `until_ms`.
+fn await_promotion(
+    pair: &mut Pair,
+    interrupt: &Interrupt,
+    (until, until_ms): (Instant, u64),
+) -> Result<()> {
+    let (from, to) = (pair.source.name.clone(), pair.target.name.clone());
+    let mut is_told = false;
+    let state = loop {
+        match pair.target.info("replication") {
+            Ok(facts) if facts.text("role") == "master" => return Ok(()),
+            Ok(_) if Instant::now() < until => {}
+            Ok(_) => break "is none yet".to_owned(),
+            Err(error) => break format!("does not answer ({error:#})"),
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            say!("{to} was told to become a primary, and is at work on it: the end is awaited");
+        }
+        if interrupt.sleep(POLL).is_err() {
+            break "is none yet".to_owned();
+        }
+    };
+    Err(Undecided(format!(
+        "{to} was told to become a primary, and {state}. The writers of {from} are held until {}. Ask the \
+         target for its ROLE before: if it is a master, send the clients there; if not, run CLIENT UNPAUSE \
+         on the source",
+        utc(until_ms)
+    ))
+    .into())
 }
 
 /// Says what is to be done now, and restores the target's settings.
