@@ -58,6 +58,7 @@ mod tests {
             id,
             created_ms,
             lsn,
+            last_ms: None,
             after: 0,
             epoch: 1,
             record_bytes: 0,

@@ -82,6 +82,13 @@ pub(super) fn replay(
     Ok(last)
 }
 
+/// Returns a time that no record of the first of these directories has behind it, nor any that the engines
+/// had when it was written.
+pub(super) fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
+    let Some(dir) = dirs.first() else { return Ok(0) };
+    Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
+}
+
 /// Removes files older than `since_ms` from an archive, and then the oldest until the rest has at
 /// most `max_bytes`. Returns the number of files removed.
 pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {

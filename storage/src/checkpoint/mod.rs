@@ -62,6 +62,10 @@ pub struct Checkpoint {
     pub created_ms: u64,
     /// The checkpoint has every record up to this lsn, and none behind it.
     pub lsn: Lsn,
+    /// Greatest time of these records, which may have come after it was begun. Descriptions of earlier
+    /// versions do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_ms: Option<u64>,
     /// Its records begin behind this lsn.
     pub after: Lsn,
     /// The journal's epoch when it was taken.

@@ -3,7 +3,7 @@
 use super::backup::{Backup, BackupFile, list_backups, missing};
 use super::choice::origin_reaching;
 use super::copy::{Copy, Progress, all};
-use super::history::{copy_history, replay};
+use super::history::{copy_history, known_time_ms, replay};
 use super::image::{Image, ImageFile};
 use super::target::TargetDirectory;
 use super::{Catalog, Checkpoint, CheckpointDivision, InUse};
@@ -34,7 +34,7 @@ impl AsOf {
         }
     }
 
-    /// Returns true if it is not before the end of a checkpoint.
+    /// Returns true if it is not before the begin of a checkpoint, or not before its lsn.
     pub(super) fn is_behind(self, checkpoint: &Checkpoint) -> bool {
         match self {
             AsOf::Time(ms) => checkpoint.created_ms <= ms,
@@ -48,6 +48,14 @@ impl AsOf {
             AsOf::Time(ms) => checkpoint.created_ms < ms,
             AsOf::Lsn(last) => checkpoint.lsn < last,
         }
+    }
+
+    /// Returns true if it includes all of a checkpoint, the records of which are the first of `dirs`:
+    /// also those that came while it was taken.
+    fn includes_all_of(self, checkpoint: &Checkpoint, dirs: &[PathBuf]) -> Result<bool> {
+        let AsOf::Time(ms) = self else { return Ok(self.is_behind(checkpoint)) };
+        let last_ms = checkpoint.last_ms.map_or_else(|| known_time_ms(dirs), Ok)?;
+        Ok(self.is_behind(checkpoint) && last_ms <= ms)
     }
 }
 
@@ -152,6 +160,7 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
         id: String::new(),
         created_ms: 0,
         lsn: recovery.end(),
+        last_ms: None,
         after: recovery.dropped(),
         epoch: recovery.max_epoch(),
         record_bytes: 0,
@@ -188,7 +197,10 @@ pub(super) async fn from_directory(
         let (checkpoint, in_use) = catalog.open(&found.id).await?;
         let mut image = Image::of_checkpoint(store, &checkpoint).await?;
         if let Some(as_of) = as_of {
-            if id.is_none() && !reaches_in(&image.records, &checkpoint, as_of)? {
+            if !reaches_in(&image.records, &checkpoint, as_of)? {
+                if id.is_some() {
+                    bail!("checkpoint {} is of later than that", checkpoint.id);
+                }
                 continue;
             }
             let to = target.meanwhile("0");
@@ -209,8 +221,8 @@ pub(super) async fn from_directory(
 }
 
 /// Returns true if, with these records, `as_of` gives a cut over all shards of a checkpoint.
-fn reaches_in(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: AsOf) -> Result<bool> {
-    if as_of.is_behind(checkpoint) {
+pub(super) fn reaches_in(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: AsOf) -> Result<bool> {
+    if as_of.includes_all_of(checkpoint, dirs)? {
         return Ok(true);
     }
     Ok(cut(dirs, checkpoint, Some(as_of))?.lsn >= checkpoint.reaches().max(checkpoint.after + 1))
@@ -320,7 +332,7 @@ pub(super) fn cut(
     as_of: Option<AsOf>,
 ) -> Result<RestoreCut> {
     let lsn = match as_of {
-        Some(as_of) if !as_of.is_behind(checkpoint) => checkpoint.after,
+        Some(as_of) if !as_of.includes_all_of(checkpoint, dirs)? => checkpoint.after,
         _ => checkpoint.lsn,
     };
     let mut cut = RestoreCut { lsn, time_ms: 0, end: 0, is_followed: false };

@@ -102,18 +102,20 @@ async fn take_held(
     let applied = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
     // Records dropped earlier belong to shards that have applied more.
     let after = applied.max(source.journal.oldest().saturating_sub(1));
-    let (lsn, record_bytes) = copy_records(source, &catalog.records(id), hold, after)
-        .await
-        .context("copying the journal's records")?;
+    let CopiedRecords { lsn, last_ms, bytes } =
+        copy_records(source, &catalog.records(id), hold, after)
+            .await
+            .context("copying the journal's records")?;
     let division = CheckpointDivision::of(&source.layout);
     let checkpoint = Checkpoint {
         format: CheckpointDivision::format(division.as_ref()),
         id: id.to_owned(),
         created_ms,
         lsn,
+        last_ms: Some(last_ms),
         after,
         epoch: source.journal.epoch(),
-        record_bytes,
+        record_bytes: bytes,
         origin: source.origin,
         seed: source.layout.seed,
         shards,
@@ -123,13 +125,21 @@ async fn take_held(
     Ok(checkpoint)
 }
 
-/// Copies the records behind `after` to a place, and returns the last lsn and their bytes.
+/// Records of a checkpoint.
+struct CopiedRecords {
+    lsn: Lsn,
+    /// Greatest time of a record up to `lsn`, copied or not, at least.
+    last_ms: u64,
+    bytes: u64,
+}
+
+/// Copies the records behind `after` to a place.
 async fn copy_records(
     source: &CheckpointSource,
     to: &Place,
     hold: HoldId,
     after: Lsn,
-) -> Result<(Lsn, u64)> {
+) -> Result<CopiedRecords> {
     // No other process takes checkpoints of this data directory.
     let name = format!("checkpoint-{:08x}", source.origin);
     let scratch = || Scratch::at(source.scratch.join(name));
@@ -152,9 +162,10 @@ fn extract_records(
     hold: HoldId,
     (after, time_ms): (Lsn, u64),
     dir: PathBuf,
-) -> Result<(Lsn, u64)> {
+) -> Result<CopiedRecords> {
     // No row enters an engine before its record is durable, so this is behind all rows.
     let end = journal.sync_now()?;
+    let last_ms = journal.max_time_ms();
     remove_dir(&dir)?;
     let parent = dir.parent().context("a directory of checkpoints")?;
     fs::create_dir_all(parent).with_context(|| format!("creating {}", parent.display()))?;
@@ -167,7 +178,7 @@ fn extract_records(
     }
     let bytes = extract.finish(journal.epoch(), end)?;
     sync_dir(parent)?;
-    Ok((end.max(after), bytes))
+    Ok(CopiedRecords { lsn: end.max(after), last_ms, bytes })
 }
 
 /// Returns an id that tells the time and is not in use.

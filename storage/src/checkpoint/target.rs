@@ -1,7 +1,7 @@
 //! Makes a data directory from an image.
 
 use super::copy::{Copy, Progress, all, all_of};
-use super::history::replay;
+use super::history::{known_time_ms, replay};
 use super::image::{Image, ImageFile, engine_dir, engine_of};
 use super::restore::AsOf;
 use super::restore::{Restored, cut, from_backups, from_directory, image_of_state, refuse_unknown};
@@ -11,7 +11,7 @@ use crate::control::Control;
 use crate::directory::{Location, Manifest, NewDirectory, complete_shards, is_data_directory};
 use crate::engine::checkpoint::{keep_for_branch, keep_on};
 use crate::engine::trial::try_engine;
-use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
+use crate::journal::{Extract, Lsn, RealDisk};
 use crate::place::{Place, Share, Shares, admin, sizes};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
@@ -33,12 +33,6 @@ fn described(control: &Control) -> String {
     let keys = control.counters.keys();
     let Control { applied, reaches, complete, .. } = control;
     format!("{keys} keys, applied {applied}, reaches {reaches}, complete {complete:?}")
-}
-
-/// Returns the greatest time known in the first of these directories of records.
-fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
-    let Some(dir) = dirs.first() else { return Ok(0) };
-    Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
 }
 
 /// How the new directory gets files with rows.

@@ -52,6 +52,37 @@ fn a_description_with_slots_that_are_no_division_is_refused() {
     }
 }
 
+#[test]
+fn a_description_without_the_time_of_its_last_record_counts_by_what_its_records_know() {
+    let root = tempfile::tempdir().unwrap();
+    let reaches = |name: &str, after: Lsn, last_ms: Option<u64>, ms: u64| {
+        let dir = root.path().join(format!("{name}-{ms}"));
+        let disk = std::sync::Arc::new(crate::journal::RealDisk);
+        let mut extract = crate::journal::Extract::create(disk, &dir, 7, after).unwrap();
+        // The shards have rows of up to then.
+        extract.at_least(50);
+        let (shards, body) = (vec![0], bytes::Bytes::from_static(b"x"));
+        let record = crate::journal::Record { lsn: 4, epoch: 1, time_ms: 30, shards, body };
+        extract.push(&record).unwrap();
+        extract.finish(1, 4).unwrap();
+        let text = r#"{"format": 1, "id": "x", "created_ms": 20, "lsn": 4, "after": 0, "epoch": 1,
+            "record_bytes": 0, "origin": 1, "seed": 7, "shards": []}"#;
+        let read = read_description::<Checkpoint>("it", text.as_bytes()).unwrap();
+        let checkpoint = Checkpoint { after, last_ms, ..read };
+        restore::reaches_in(&[dir], &checkpoint, AsOf::Time(ms)).unwrap()
+    };
+    for (ms, handed_over, pending, described) in [
+        (19, false, false, false),
+        (25, false, false, false),
+        (30, false, true, true),
+        (50, true, true, true),
+    ] {
+        assert_eq!(reaches("handed-over", 4, None, ms), handed_over, "{ms}");
+        assert_eq!(reaches("pending", 3, None, ms), pending, "{ms}");
+        assert_eq!(reaches("described", 4, Some(30), ms), described, "{ms}");
+    }
+}
+
 /// Writes records of one byte, by lsn and epoch, as a journal in a new directory.
 fn records_in(dir: &Path, after: Lsn, records: &[(Lsn, u64)]) -> PathBuf {
     let disk = std::sync::Arc::new(crate::journal::RealDisk);

@@ -325,6 +325,10 @@ impl Journal for LocalJournal {
         self.shared.end.load(Ordering::Acquire)
     }
 
+    fn max_time_ms(&self) -> u64 {
+        lock(&self.shared.writer).max_time_ms
+    }
+
     fn durable(&self) -> Lsn {
         self.shared.durable.load(Ordering::Acquire)
     }

@@ -211,6 +211,9 @@ pub trait Journal: Send + Sync {
     /// Returns the last lsn appended.
     fn end(&self) -> Lsn;
 
+    /// Returns the greatest time of a commit appended, in this epoch or before.
+    fn max_time_ms(&self) -> u64;
+
     /// Returns the greatest lsn up to which every commit is durable. Wait-free.
     fn durable(&self) -> Lsn;
 

@@ -10,7 +10,7 @@ use flagstone_storage::checkpoint::{
     AsOf, BackupOptions, Catalog, Checkpoint, CheckpointSource, Quiet, Retention, backup, branch,
     list_backups, restore, take,
 };
-use flagstone_storage::clock::Clock;
+use flagstone_storage::clock::{Clock, ManualTime};
 use flagstone_storage::directory::{Location, OpenOptions, ShardSplitter};
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
@@ -360,6 +360,67 @@ fn restore_moments(kind: Kind) {
     let beyond = restore(&place, &to, None, Some(AsOf::Lsn(10_000)), &Quiet);
     let error = run.history.world.block_on(beyond).unwrap_err().to_string();
     assert!(error.contains("not everything"), "{error}");
+    run.history.world.close();
+}
+
+#[test]
+fn a_moment_in_the_making_of_a_checkpoint_is_restored_to_the_record() {
+    for kind in KINDS {
+        for hands_over in [false, true] {
+            restore_moments_of_a_making(kind, hands_over);
+        }
+    }
+}
+
+/// Takes a checkpoint by a clock that shows so much, with whatever was written before.
+fn take_at(run: &Run, ms: u64) -> Checkpoint {
+    let wall_us = (ms * 1000).into();
+    let clock = Clock::manual(Arc::new(ManualTime { wall_us, ..ManualTime::default() }));
+    let source = source(&run.location.store, run.root.path(), &run.history.world);
+    let source = CheckpointSource { clock, ..source };
+    run.history.world.block_on(take(&source, u64::MAX)).unwrap()
+}
+
+fn restore_moments_of_a_making(kind: Kind, hands_over: bool) {
+    let mut run = Run::new(31, kind);
+    let backups = Place::within(Arc::new(InMemory::new()), "some".into(), "memory");
+    let (mut ends, mut ids) = (Vec::new(), Vec::new());
+    for n in 0..4 {
+        run.history.world.model.now_ms = NOW + 10 * n;
+        run.history.world.set(0, b"key", n.to_string().as_bytes(), 0);
+        run.history.world.commit();
+        ends.push(run.history.world.journal.end());
+        if hands_over && n == 3 {
+            run.history.world.settle();
+        }
+        // The second one is begun behind the second write, and has the next two as well.
+        if n == 0 || n == 3 {
+            let made = take_at(&run, NOW + 5 * n);
+            run.back_up(&made, &backups, BackupOptions::default());
+            ids.push(made.id);
+        }
+    }
+    let (data, backups) = (run.location.clone(), Location::from(backups));
+    for (from, after_ms, end) in [
+        (&data, 15, ends[1]),
+        (&data, 25, ends[2]),
+        (&data, 30, ends[3]),
+        (&backups, 15, ends[1]),
+        (&backups, 25, ends[2]),
+    ] {
+        let at = format!("{kind:?}, handed over: {hands_over}, {after_ms} ms, {}", from.store);
+        let (dir, lsn) = run.restore(from, None, Some(AsOf::Time(NOW + after_ms)));
+        assert_eq!(lsn, end, "{at}");
+        run.check(&dir, lsn, &at);
+    }
+    if hands_over {
+        for from in [&data, &backups] {
+            let (to, as_of) = (run.fresh(), Some(AsOf::Time(NOW + 5)));
+            let restoring = restore(from, &to, Some(&ids[1]), as_of, &Quiet);
+            let error = format!("{:#}", run.history.world.block_on(restoring).unwrap_err());
+            assert!(error.contains("of later than that"), "{kind:?}: {error}");
+        }
+    }
     run.history.world.close();
 }
 

@@ -378,6 +378,10 @@ impl Journal for BucketJournal {
         self.shared.end.load(Ordering::Acquire)
     }
 
+    fn max_time_ms(&self) -> u64 {
+        lock(&self.shared.state).max_time_ms
+    }
+
     fn durable(&self) -> Lsn {
         self.shared.durable.load(Ordering::Acquire)
     }
