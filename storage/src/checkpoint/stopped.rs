@@ -6,7 +6,6 @@ use crate::clock::Clock;
 use crate::directory::{Directory, Location, OpenOptions, is_data_directory};
 use crate::journal::{Options, SyncMode};
 use crate::lease::LEASE;
-use crate::place::names;
 use anyhow::{Result, bail};
 use std::time::Duration;
 
@@ -24,8 +23,6 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Returns options to open a data directory for reading, not for serving. If its journal has an
 /// archive, dropped parts go there.
 pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
-    let (files, dirs) = names(&location.archive()).await?;
-    let archive = !files.is_empty() || !dirs.is_empty();
     Ok(OpenOptions {
         store: location.store.clone(),
         journal: location.journal.clone(),
@@ -34,7 +31,7 @@ pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
         default_shards: 1,
         databases: 0,
         segment_bytes: Options::default().segment_bytes,
-        archive,
+        archive: location.is_archiving().await?,
         mode: SyncMode::Always,
         everysec_bound: Duration::from_secs(1),
         inline_sync: true,

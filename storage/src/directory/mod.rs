@@ -44,6 +44,7 @@ pub(crate) use engines::EngineOpener;
 use engines::{open_engines, share};
 pub(crate) use home::ShardHome;
 pub(crate) use identity::identity_problems;
+pub(crate) use location::ARCHIVE_MARK;
 pub use location::Location;
 pub(crate) use lock::lock_all;
 pub use lock::{Locks, is_open, lock};
@@ -373,6 +374,9 @@ async fn recover(
 ) -> Result<Recovered> {
     let (mode, everysec_bound, salt) = (options.mode, options.everysec_bound, manifest.salt);
     let journal = location.journal();
+    if options.archive {
+        location.begin_archive().await?;
+    }
     let Some(dir) = journal.dir() else {
         let options = BucketOptions {
             mode,

@@ -8,17 +8,17 @@ use crate::store::Watched;
 use crate::world::{World, fresh, options};
 use flagstone_storage::checkpoint::{
     AsOf, BackupOptions, Catalog, Checkpoint, CheckpointSource, Quiet, Retention, backup, branch,
-    list_backups, restore, take,
+    list_backups, restore, take, take_stopped,
 };
 use flagstone_storage::clock::{Clock, ManualTime};
 use flagstone_storage::directory::{Location, OpenOptions, ShardSplitter};
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
 use futures::TryStreamExt;
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -422,6 +422,46 @@ fn restore_moments_of_a_making(kind: Kind, hands_over: bool) {
         }
     }
     run.history.world.close();
+}
+
+#[test]
+fn a_backup_of_a_stopped_directory_has_the_moments_since_the_one_before() {
+    for kind in [Kind::Local, Kind::Bucket, Kind::LocalAndBucketJournal] {
+        let mut run = Run::new(41, kind);
+        let backups = Place::within(Arc::new(InMemory::new()), "some".into(), "memory");
+        let store = run.location.store.clone();
+        let source = source(&store, run.root.path(), &run.history.world);
+        let first = run.history.world.block_on(async {
+            let path = store.path("flagstone.json");
+            let manifest = store.store().get(&path).await.unwrap().bytes().await.unwrap();
+            let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+            let origin = manifest["salt"].as_u64().unwrap() as u32;
+            take(&CheckpointSource { origin, ..source }, u64::MAX).await.unwrap()
+        });
+        run.back_up(&first, &backups, BackupOptions::default());
+        for n in 0..3 {
+            run.history.world.set(0, b"key", n.to_string().as_bytes(), 0);
+            run.history.world.commit();
+        }
+        let models = run.history.world.probe.models();
+        let Run { history: History { world, .. }, location, root, mut number, .. } = run;
+        world.close();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let backups = Location::from(backups);
+        let options = BackupOptions::default();
+        runtime.block_on(async {
+            let made = take_stopped(&location).await.unwrap();
+            backup(&location, &made.id, &backups.store, options, &Quiet).await.unwrap();
+        });
+        for (lsn, model) in models.into_iter().filter(|(lsn, _)| *lsn > first.lsn) {
+            let to = local(&fresh(root.path(), &mut number));
+            let restoring = restore(&backups, &to, None, Some(AsOf::Lsn(lsn)), &Quiet);
+            assert_eq!(runtime.block_on(restoring).unwrap().lsn, lsn, "{kind:?}");
+            let mut copy = open(&to.into(), model);
+            copy.verify(&format!("{kind:?}, as of {lsn}"));
+            copy.close();
+        }
+    }
 }
 
 #[test]
