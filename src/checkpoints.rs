@@ -3,7 +3,10 @@
 
 use crate::config::Settings;
 use crate::node::Node;
-use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, branch, prune_archive, take};
+use flagstone_storage::checkpoint::{
+    Ageing, ArchiveLimits, Catalog, Checkpoint, Retention, branch, oldest_archived_ms,
+    prune_archive, take,
+};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::place::Place;
 use std::sync::Arc;
@@ -200,7 +203,11 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
     }
     if taken.is_ok() && purpose == Purpose::Keeping {
         let retention = retention(&node.config.settings());
-        match catalog.retain(&source.engines(), retention, node.clock.now_ms()).await {
+        let retaining = async {
+            let now_ms = checkpoints.ageing_ms(retention.max_age_ms).await?;
+            catalog.retain(&source.engines(), retention, now_ms).await
+        };
+        match retaining.await {
             Ok(gone) if gone.is_empty() => {}
             Ok(gone) => tracing::info!(checkpoints = gone.join(" "), "older checkpoints are gone"),
             Err(error) => tracing::warn!("older checkpoints cannot be removed: {error:#}"),
@@ -221,7 +228,13 @@ pub async fn run_periodically(node: Arc<Node>) {
     let mut tick = tokio::time::interval(PERIOD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut tried, mut pruned) = (Instant::now(), None::<Instant>);
-    let mut released = Instant::now();
+    let (mut released, mut ageing) = (Instant::now(), None);
+    let max_age_ms = retention(&node.config.settings()).max_age_ms;
+    if max_age_ms != 0
+        && let Err(error) = node.checkpoints.ageing_ms(max_age_ms).await
+    {
+        tracing::warn!("the checkpoints cannot be listed: {error:#}");
+    }
     while !node.ending.is_ending() {
         tick.tick().await;
         let settings = node.config.settings();
@@ -237,7 +250,9 @@ pub async fn run_periodically(node: Arc<Node>) {
         // Segments archived under an earlier setting are removed at the start.
         if pruned.is_none_or(|at| is_local || is_kept && at.elapsed() >= REMOTE_PRUNING) {
             pruned = Some(Instant::now());
-            prune(&node, &settings).await;
+            if let Err(error) = prune(&node, &settings, &mut ageing).await {
+                tracing::warn!("the journal's archive cannot be pruned: {error:#}");
+            }
         }
         if released.elapsed() >= REMOTE_PRUNING {
             released = Instant::now();
@@ -258,12 +273,18 @@ async fn release(store: &Place) {
     }
 }
 
-async fn prune(node: &Node, settings: &Settings) {
-    let kept_ms = settings.journal_archive_retention_seconds.saturating_mul(1000);
-    let since_ms = node.clock.now_ms().saturating_sub(kept_ms);
+async fn prune(
+    node: &Node,
+    settings: &Settings,
+    ageing: &mut Option<Ageing>,
+) -> anyhow::Result<()> {
     let archive = &node.checkpoints.archive;
-    let pruning = prune_archive(archive, since_ms, settings.journal_archive_max_size);
-    if let Err(error) = pruning.await {
-        tracing::warn!("the journal's archive cannot be pruned: {error:#}");
-    }
+    let kept_ms = settings.journal_archive_retention_seconds.saturating_mul(1000);
+    let oldest_ms = if ageing.is_none() { oldest_archived_ms(archive).await? } else { None };
+    let now = (Instant::now(), node.clock.now_ms());
+    let ageing = ageing.get_or_insert_with(|| Ageing::begin(now, oldest_ms, kept_ms));
+    let now_ms = ageing.now_ms(now, kept_ms);
+    let max_bytes = settings.journal_archive_max_size;
+    prune_archive(archive, ArchiveLimits { now_ms, kept_ms, max_bytes }).await?;
+    Ok(())
 }

@@ -1,11 +1,11 @@
 //! State of the node's checkpoints, as INFO shows it; `crate::checkpoints` takes them.
 
-use flagstone_storage::checkpoint::CheckpointSource;
+use flagstone_storage::checkpoint::{Ageing, Catalog, CheckpointSource};
 use flagstone_storage::place::Place;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 
 /// Persistence figures of INFO.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Checkpoints {
     /// Place where the journal archives the segments that it drops.
     pub(crate) archive: Place,
     stats: Mutex<SaveStats>,
+    /// Ages of the checkpoints, from the first look at them on.
+    ageing: OnceCell<Mutex<Ageing>>,
     pub(crate) cancelled: Notify,
     /// Number of checkpoints that wait until the engines have taken the pending rows.
     pub(crate) wanting: AtomicUsize,
@@ -49,6 +51,7 @@ impl Checkpoints {
             source,
             archive,
             stats: Mutex::new(stats),
+            ageing: OnceCell::new(),
             cancelled: Notify::new(),
             wanting: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
@@ -61,6 +64,18 @@ impl Checkpoints {
 
     pub fn stats(&self) -> SaveStats {
         self.lock().clone()
+    }
+
+    /// Returns the time by which the ages of checkpoints count, if they are kept for so long.
+    pub(crate) async fn ageing_ms(&self, max_age_ms: u64) -> anyhow::Result<u64> {
+        let now = (Instant::now(), self.source.clock.now_ms());
+        let begin = || async move {
+            let there = Catalog::of(&self.source.store).list().await?;
+            let oldest_ms = there.iter().map(|checkpoint| checkpoint.created_ms).min();
+            anyhow::Ok(Mutex::new(Ageing::begin(now, oldest_ms, max_age_ms)))
+        };
+        let ageing = self.ageing.get_or_try_init(begin).await?;
+        Ok(ageing.lock().unwrap_or_else(PoisonError::into_inner).now_ms(now, max_age_ms))
     }
 
     /// Sets the number of checkpoints to 0 (CONFIG RESETSTAT).

@@ -1,9 +1,10 @@
 //! Records from several places, as one sequence.
 
-use crate::directory::{Location, manifest_of};
+use super::ArchiveLimits;
+use crate::directory::{ARCHIVE_MARK, Location, manifest_of};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Extract, JournalError, LocalJournal, Lsn, Options,
-    RealDisk, Record, read_history, segment_begun_ms,
+    RealDisk, Record, read_history, segment_begun_ms, segment_number,
 };
 use crate::place::Place;
 use anyhow::{Context, Result};
@@ -89,30 +90,63 @@ pub(super) fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
     Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
 }
 
-/// Removes files older than `since_ms` from an archive, and then the oldest until the rest has at
-/// most `max_bytes`. Returns the number of files removed.
-pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
+/// Removes files that are too old from an archive, and then the oldest until the rest has at most so many
+/// bytes. Returns the number of files removed.
+pub async fn prune_archive(archive: &Place, limits: ArchiveLimits) -> Result<usize> {
     match archive.dir().map(Path::to_owned) {
         Some(dir) => {
-            let pruning = move || prune_segments(&dir, since_ms, max_bytes);
+            let pruning = move || prune_segments(&dir, limits);
             tokio::task::spawn_blocking(pruning).await?
         }
-        None => prune_objects(archive, since_ms, max_bytes).await,
+        None => prune_objects(archive, limits).await,
     }
 }
 
-/// Objects are as old as their copies in the archive, which are made when the journal drops them.
-async fn prune_objects(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
+/// Returns the time up to which the oldest segment in an archive has records; `None` if there is none, and
+/// in a bucket, where ages do not count by this server's clock.
+pub async fn oldest_archived_ms(archive: &Place) -> Result<Option<u64>> {
+    let Some(dir) = archive.dir().map(Path::to_owned) else { return Ok(None) };
+    let looking = move || -> Result<_> {
+        let segments = archived_segments(&dir)?;
+        let begun_ms = segments.iter().filter_map(|path| segment_begun_ms(&RealDisk, path));
+        Ok(begun_ms.take(2).last())
+    };
+    tokio::task::spawn_blocking(looking).await?
+}
+
+/// Returns the paths of the segments in an archive, the oldest first.
+fn archived_segments(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut names = match RealDisk.list(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        names => names.with_context(|| format!("reading {}", dir.display()))?,
+    };
+    names.retain(|name| segment_number(name).is_some());
+    names.sort();
+    Ok(names.iter().map(|name| dir.join(name)).collect())
+}
+
+/// Objects are as old as their copies in the archive, which are made when the journal drops them. Their
+/// times are those of the store: the newest one tells what time it is there, at least.
+async fn prune_objects(archive: &Place, limits: ArchiveLimits) -> Result<usize> {
+    let ArchiveLimits { kept_ms, max_bytes, .. } = limits;
     let store = archive.store();
     let listing: Vec<_> = store.list(Some(archive.root())).try_collect().await?;
-    let mut objects: Vec<_> =
-        listing.into_iter().map(|meta| (meta.location, meta.size, meta.last_modified)).collect();
+    let unsigned = |at: i64| u64::try_from(at).unwrap_or(0);
+    let mut objects: Vec<_> = listing
+        .into_iter()
+        .map(|meta| (meta.location, meta.size, unsigned(meta.last_modified.timestamp_millis())))
+        .collect();
+    let newest_ms = objects.iter().map(|(.., modified_ms)| *modified_ms).max();
+    let since_ms = newest_ms.unwrap_or(0).saturating_sub(kept_ms);
+    if kept_ms != 0 {
+        let mark = archive.path(ARCHIVE_MARK);
+        objects.retain(|(path, ..)| *path != mark);
+    }
     // Names sort as positions do.
     objects.sort();
     let mut bytes: u64 = objects.iter().map(|(_, size, _)| size).sum();
-    let is_too_old = |at: i64| u64::try_from(at).is_ok_and(|at_ms| at_ms < since_ms);
-    let gone = objects.into_iter().take_while(|(_, size, modified)| {
-        let goes = bytes > max_bytes || is_too_old(modified.timestamp_millis());
+    let gone = objects.into_iter().take_while(|(_, size, modified_ms)| {
+        let goes = bytes > max_bytes || kept_ms == 0 || *modified_ms < since_ms;
         bytes -= if goes { *size } else { 0 };
         goes
     });
@@ -123,33 +157,32 @@ async fn prune_objects(archive: &Place, since_ms: u64, max_bytes: u64) -> Result
 }
 
 /// Segments are as old as their records.
-fn prune_segments(dir: &Path, since_ms: u64, max_bytes: u64) -> Result<usize> {
-    let names = match RealDisk.list(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
-        names => names.with_context(|| format!("reading {}", dir.display()))?,
-    };
+fn prune_segments(dir: &Path, limits: ArchiveLimits) -> Result<usize> {
+    let ArchiveLimits { now_ms, kept_ms, max_bytes } = limits;
+    let since_ms = now_ms.saturating_sub(kept_ms);
     let mut segments = Vec::new();
-    for name in names {
-        let path = dir.join(&name);
-        let size = match std::fs::metadata(&path) {
-            Ok(meta) => meta.len(),
-            Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-        };
-        segments.push((name, size, path));
+    for path in archived_segments(dir)? {
+        let meta = std::fs::metadata(&path);
+        let size = meta.with_context(|| format!("reading {}", path.display()))?.len();
+        segments.push((path, size));
     }
-    segments.sort();
-    let mut bytes: u64 = segments.iter().map(|(_, size, _)| size).sum();
+    let mut bytes: u64 = segments.iter().map(|(_, size)| size).sum();
     let mut removed = 0;
-    for (at, (_, size, path)) in segments.iter().enumerate() {
+    for (at, (path, size)) in segments.iter().enumerate() {
         // A segment begins with a record that is not older than any record in the segment before
         // it.
-        let next = segments.get(at + 1).and_then(|(.., next)| segment_begun_ms(&RealDisk, next));
-        if bytes <= max_bytes && next.is_none_or(|begun_ms| begun_ms >= since_ms) {
+        let next = segments.get(at + 1).and_then(|(next, _)| segment_begun_ms(&RealDisk, next));
+        let is_old = kept_ms == 0 || next.is_some_and(|begun_ms| begun_ms < since_ms);
+        if bytes <= max_bytes && !is_old {
             break;
         }
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
         bytes -= size;
         removed += 1;
+    }
+    if kept_ms == 0 {
+        // It stays if anything else is in it.
+        let _ = std::fs::remove_dir(dir);
     }
     Ok(removed)
 }

@@ -10,6 +10,7 @@
 //! own in `checkpoints/<id>/`. The description is written last and removed first: without it, the
 //! other files are no checkpoint.
 
+mod ageing;
 mod backup;
 mod catalog;
 mod choice;
@@ -34,10 +35,11 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::Path;
 
+pub use ageing::Ageing;
 pub use backup::{Backup, BackupDone, BackupOptions, backup, list_backups};
 pub use catalog::{Catalog, InUse};
 pub use copy::{Progress, Quiet};
-pub use history::prune_archive;
+pub use history::{oldest_archived_ms, prune_archive};
 pub use image::{Image, ImageFile};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, restore};
@@ -128,6 +130,16 @@ impl Checkpoint {
     pub fn reaches(&self) -> Lsn {
         self.shards.iter().map(|shard| shard.reaches).max().unwrap_or(0)
     }
+}
+
+/// Limits of an archive.
+#[derive(Clone, Copy, Debug)]
+pub struct ArchiveLimits {
+    /// The time by which the ages of segments count, in ms since 1970.
+    pub now_ms: u64,
+    /// How long they are kept; 0: there is no archive any more.
+    pub kept_ms: u64,
+    pub max_bytes: u64,
 }
 
 /// Limits of the checkpoints that are kept.

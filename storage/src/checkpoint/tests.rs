@@ -1,7 +1,9 @@
 //! Tests that need no data.
 
 use super::*;
+use crate::place::Place;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 #[test]
 fn moments_are_read() {
@@ -115,4 +117,63 @@ fn a_gap_between_the_records_of_two_backups_ends_a_replay() {
     };
     assert_eq!(replayed(&with_gap), (vec![1, 2, 3, 4], 4));
     assert_eq!(replayed(&of_another_life), (vec![1, 2, 3, 4, 9, 10], 10));
+}
+
+/// Writes an archive with a segment for each of these times.
+fn archive_of(dir: &Path, times_ms: &[u64]) -> Place {
+    let disk = std::sync::Arc::new(crate::journal::RealDisk);
+    let mut extract = crate::journal::Extract::create(disk, dir, 7, 0).unwrap();
+    for (lsn, &time_ms) in (1..).zip(times_ms) {
+        let (shards, body) = (vec![0], bytes::Bytes::from_static(b"x"));
+        let record = crate::journal::Record { lsn, epoch: lsn, time_ms, shards, body };
+        extract.push(&record).unwrap();
+    }
+    extract.finish(times_ms.len() as u64, times_ms.len() as u64).unwrap();
+    std::fs::remove_file(dir.join("floor")).unwrap();
+    Place::local(dir).unwrap()
+}
+
+#[tokio::test]
+async fn archived_segments_are_kept_for_their_time_whatever_the_clock_does() {
+    const NOW_MS: u64 = 1_800_000_000_000;
+    const YEAR_MS: u64 = 365 * 86_400_000;
+    let (root, begun, kept_ms) = (tempfile::tempdir().unwrap(), Instant::now(), 10_000);
+    let dir = root.path().join("archive");
+    let archive = archive_of(&dir, &[NOW_MS - 9000, NOW_MS - 5000, NOW_MS]);
+    let oldest_ms = oldest_archived_ms(&archive).await.unwrap();
+    assert_eq!(oldest_ms, Some(NOW_MS - 9000));
+    let mut restarted = Ageing::begin((begun, NOW_MS + YEAR_MS), oldest_ms, kept_ms);
+    let mut ageing = Ageing::begin((begun, NOW_MS), oldest_ms, kept_ms);
+    let limits = |now_ms| ArchiveLimits { now_ms, kept_ms, max_bytes: u64::MAX };
+    let count = || std::fs::read_dir(&dir).unwrap().count();
+    let now_ms = restarted.now_ms((begun, NOW_MS + YEAR_MS), kept_ms);
+    prune_archive(&archive, limits(now_ms)).await.unwrap();
+    assert_eq!(count(), 3, "after a restart");
+    for (ms, step_ms, left) in
+        [(0, 0, 3), (1000, YEAR_MS, 3), (2000, YEAR_MS, 2), (10_000, YEAR_MS, 1)]
+    {
+        let at = begun + Duration::from_millis(ms);
+        let now_ms = ageing.now_ms((at, NOW_MS + ms + step_ms), kept_ms);
+        prune_archive(&archive, limits(now_ms)).await.unwrap();
+        assert_eq!(count(), left, "after {ms} ms");
+    }
+    let none = ArchiveLimits { kept_ms: 0, ..limits(NOW_MS) };
+    prune_archive(&archive, none).await.unwrap();
+    assert!(!dir.exists());
+}
+
+#[tokio::test]
+async fn archived_objects_are_as_old_as_their_store_says() {
+    let memory = std::sync::Arc::new(object_store::memory::InMemory::new());
+    let archive = Place::within(memory, "archive".into(), "memory");
+    for name in ["00000000000000000001/00000000000000000001", "on"] {
+        crate::place::put(&archive.join(name), vec![0; 10]).await.unwrap();
+    }
+    for (kept_ms, max_bytes, removed) in
+        [(60_000, u64::MAX, 0), (60_000, 0, 1), (60_000, 0, 0), (0, u64::MAX, 1)]
+    {
+        // The clock of this machine is ahead.
+        let limits = ArchiveLimits { now_ms: u64::MAX, kept_ms, max_bytes };
+        assert_eq!(prune_archive(&archive, limits).await.unwrap(), removed, "{kept_ms}");
+    }
 }

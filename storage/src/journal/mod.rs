@@ -55,6 +55,7 @@ pub use read::HoldId;
 pub use recovered::{Pieces, Recovered};
 pub use recovery::Recovery;
 pub(crate) use room::files_of;
+pub(crate) use segment::segment_number;
 
 /// Log sequence number, a commit's position in the journal: from 1 on, greater for later commits; 0
 /// means "nothing".

@@ -131,7 +131,7 @@ pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
 }
 
 /// Parses the number from a segment's file name.
-pub(super) fn segment_number(name: &str) -> Option<u64> {
+pub(crate) fn segment_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(SUFFIX)?;
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
     if digits.len() != 16 || !digits.bytes().all(hex) {

@@ -5,7 +5,7 @@ use crate::checkpoints::{Kind, Run, open};
 use crate::histories::number;
 use crate::model::Model;
 use flagstone_storage::checkpoint::{
-    AsOf, BackupOptions, Checkpoint, Quiet, backup, prune_archive, restore,
+    ArchiveLimits, AsOf, BackupOptions, Checkpoint, Quiet, backup, prune_archive, restore,
 };
 use flagstone_storage::directory::Location;
 use flagstone_storage::journal::Lsn;
@@ -60,7 +60,8 @@ impl BackedUp {
             }
             if prunes && self.chance(2) {
                 let archive = self.run.location.archive();
-                let pruned = prune_archive(&archive, 0, 20_000);
+                let limits = ArchiveLimits { now_ms: 0, kept_ms: u64::MAX, max_bytes: 20_000 };
+                let pruned = prune_archive(&archive, limits);
                 self.run.history.world.block_on(pruned).unwrap();
                 self.is_pruned = true;
             }
