@@ -7,7 +7,7 @@
 //! ```
 
 use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
-use super::history::copy_history;
+use super::history::{copy_history, goes_on_from};
 use super::image::{Image, ImageFile, engine_dir};
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, read_description};
@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::slice;
 
 const BACKUPS: &str = "backups";
 const OBJECTS: &str = "objects";
@@ -59,7 +60,7 @@ pub struct Backup {
     pub files: Vec<BackupFile>,
     /// The checkpoint's records.
     pub records: Vec<BackupFile>,
-    /// The records between the previous backup's checkpoint and its own, if they still existed.
+    /// The records from the end of the previous backup's checkpoint to its own, if they still existed.
     pub history: Vec<BackupFile>,
 }
 
@@ -349,20 +350,27 @@ impl BackupJob<'_> {
     /// archive still has them, so that any moment between the two can be restored.
     async fn history(&self, before: &[Backup]) -> Result<(Vec<BackupFile>, u64)> {
         let this = &self.image.checkpoint;
-        let same = before.iter().map(|backup| &backup.checkpoint);
-        let last = same.filter(|c| c.origin == this.origin && c.lsn <= this.lsn).map(|c| c.lsn);
-        let Some(last) = last.max().filter(|last| *last < this.after) else {
+        let mut before = before.iter().map(|backup| &backup.checkpoint);
+        let last = before.rfind(|c| c.origin == this.origin && c.created_ms <= this.created_ms);
+        let Some(last) = last.filter(|last| last.lsn < this.after) else {
             return Ok((Vec::new(), 0));
         };
         let beside = Catalog::of(&self.from.store).history(&this.id);
         let scratch = beside.map_or_else(Scratch::temporary, Scratch::at)?;
         let to = scratch.path().to_owned();
-        match copy_history(self.from, (last, this.after), &to).await {
-            Ok(Some((end, _))) if end == this.after => self.records(&[to], "history").await,
-            Ok(_) => Ok((Vec::new(), 0)),
-            Err(error) => Err(error),
-        }
-        .context("copying the journal's records since the last backup")
+        // The record at its lsn tells if the directory is still the one that it was taken of.
+        let range = (last.lsn.saturating_sub(1), this.after);
+        let copying = async {
+            match copy_history(self.from, range, &to).await? {
+                Some((end, _))
+                    if end == this.after && goes_on_from(last, slice::from_ref(&to))? =>
+                {
+                    self.records(&[to], "history").await
+                }
+                _ => Ok((Vec::new(), 0)),
+            }
+        };
+        copying.await.context("copying the journal's records since the last backup")
     }
 }
 

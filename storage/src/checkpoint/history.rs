@@ -1,6 +1,6 @@
 //! Records from several places, as one sequence.
 
-use super::ArchiveLimits;
+use super::{ArchiveLimits, Checkpoint};
 use crate::directory::{ARCHIVE_MARK, Location, manifest_of};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Extract, JournalError, LocalJournal, Lsn, Options,
@@ -81,6 +81,22 @@ pub(super) fn replay(
         last = last.max(recovery.end());
     }
     Ok(last)
+}
+
+/// Returns true if records go on from a checkpoint, and not from an older copy of its directory that was put
+/// in its place: then the record at its lsn, which they have if they go on, is one that came later.
+pub(super) fn goes_on_from(checkpoint: &Checkpoint, dirs: &[PathBuf]) -> Result<bool> {
+    let mut goes_on = true;
+    for dir in dirs {
+        let recovery = LocalJournal::recover(dir, Options::default())?;
+        recovery.replay::<JournalError>(checkpoint.lsn, |record| {
+            let is_later = record.epoch > checkpoint.epoch
+                || checkpoint.last_ms.is_some_and(|last_ms| record.time_ms > last_ms);
+            goes_on &= record.lsn != checkpoint.lsn || !is_later;
+            Ok(())
+        })?;
+    }
+    Ok(goes_on)
 }
 
 /// Returns a time that no record of the first of these directories has behind it, nor any that the engines

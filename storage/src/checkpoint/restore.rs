@@ -3,7 +3,7 @@
 use super::backup::{Backup, BackupFile, list_backups, missing};
 use super::choice::origin_reaching;
 use super::copy::{Copy, Progress, all};
-use super::history::{copy_history, known_time_ms, replay};
+use super::history::{copy_history, goes_on_from, known_time_ms, replay};
 use super::image::{Image, ImageFile};
 use super::target::TargetDirectory;
 use super::{Catalog, Checkpoint, CheckpointDivision, InUse};
@@ -243,9 +243,8 @@ pub(super) async fn from_backups(
         }
         None => origin_reaching(&backups, as_of).with_context(|| format!("{place}"))?,
     };
-    let mut of_one: Vec<&Backup> =
-        backups.iter().filter(|b| b.checkpoint.origin == origin).collect();
-    of_one.sort_by_key(|b| b.checkpoint.lsn);
+    // By time: lsns may go back with the directory.
+    let of_one: Vec<&Backup> = backups.iter().filter(|b| b.checkpoint.origin == origin).collect();
     let mut fetching = Fetching { place, target, progress, number: 0 };
     for (at, backup) in of_one.iter().enumerate().rev() {
         if id.is_some_and(|id| backup.id() != id) {
@@ -264,11 +263,18 @@ pub(super) async fn from_backups(
                 }
                 continue;
             }
-            for later in &of_one[at + 1..] {
+            for (before, later) in of_one[at..].iter().zip(&of_one[at + 1..]) {
+                let fetched = records.len();
                 if !later.history.is_empty() {
                     fetching.fetch(&later.history, &mut records).await?;
                 }
                 fetching.fetch(&later.records, &mut records).await?;
+                let before = &before.checkpoint;
+                if later.checkpoint.lsn < before.lsn || !goes_on_from(before, &records[fetched..])?
+                {
+                    records.truncate(fetched);
+                    break;
+                }
                 known = Some((later.checkpoint.lsn, later.checkpoint.created_ms));
                 if !as_of.is_behind(&later.checkpoint) {
                     break;

@@ -163,10 +163,17 @@ impl Run {
 
     /// Kills the process, and starts another one, which must have everything committed.
     pub(crate) fn kill(self) -> Self {
+        let model = self.history.world.model.clone();
+        self.replaced(model, || {})
+    }
+
+    /// Like [`kill`](Self::kill), with a change of the directory before the start, which must have the data
+    /// of `model` then.
+    fn replaced(self, model: Model, change: impl FnOnce()) -> Self {
         let Self { history: History { world, random }, .. } = self;
         world.journal.sync_now().unwrap();
-        let model = world.model.clone();
         drop(world);
+        change();
         let world = open(&self.location, model);
         world.probe.keep_models(world.journal.clone());
         Self { history: History { world, random }, ..self }
@@ -461,6 +468,76 @@ fn a_backup_of_a_stopped_directory_has_the_moments_since_the_one_before() {
             copy.verify(&format!("{kind:?}, as of {lsn}"));
             copy.close();
         }
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (entry, to) = entry.map(|it| (it.path(), to.join(it.file_name()))).unwrap();
+        if entry.is_dir() {
+            copy_dir(&entry, &to);
+        } else {
+            std::fs::copy(&entry, &to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn backups_of_a_directory_that_was_rolled_back_do_not_go_on_from_those_before() {
+    for has_second in [true, false] {
+        let mut run = Run::new(51, Kind::Local);
+        let backups = Place::within(Arc::new(InMemory::new()), "some".into(), "memory");
+        let write = |run: &mut Run, ms: u64, name: &str| {
+            run.history.world.model.now_ms = NOW + ms;
+            for n in 0..4 {
+                run.history.world.set(0, format!("{name}{n}").as_bytes(), b"value", 0);
+                run.history.world.commit();
+            }
+        };
+        let back_up = |run: &mut Run, ms: u64| {
+            let made = take_at(run, NOW + ms);
+            run.back_up(&made, &backups, BackupOptions::default());
+            made.lsn
+        };
+        write(&mut run, 0, "old");
+        let old = run.history.world.model.clone();
+        let (dir, copy) =
+            (run.location.store.dir().unwrap().to_owned(), run.root.path().join("copy"));
+        run = run.replaced(old.clone(), || copy_dir(&dir, &copy));
+        write(&mut run, 1000, "gone");
+        write(&mut run, 1000, "gone too");
+        let first = back_up(&mut run, 1500);
+        run = run.replaced(old, || {
+            std::fs::remove_dir_all(&dir).unwrap();
+            copy_dir(&copy, &dir);
+        });
+        write(&mut run, 2000, "new");
+        let from = Location::from(backups.clone());
+        if has_second {
+            let second = back_up(&mut run, 2500);
+            assert!(second < first);
+            let (dir, lsn) = run.restore(&from, None, None);
+            assert_eq!(lsn, second);
+            run.check(&dir, lsn, "the newest");
+        }
+        write(&mut run, 3000, "newer");
+        write(&mut run, 3000, "newest");
+        run.history.world.settle();
+        let third = back_up(&mut run, 3500);
+        assert!(third > first + 1);
+        let as_of = Some(AsOf::Lsn(first + 1));
+        if has_second {
+            let (dir, lsn) = run.restore(&from, None, as_of);
+            assert_eq!(lsn, first + 1);
+            run.check(&dir, lsn, "a moment of the new history");
+        } else {
+            let to = run.fresh();
+            let restoring = restore(&from, &to, None, as_of, &Quiet);
+            let error = run.history.world.block_on(restoring).unwrap_err().to_string();
+            assert!(error.contains("not everything"), "{error}");
+        }
+        run.history.world.close();
     }
 }
 
