@@ -6,6 +6,7 @@ use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::slot::NotOwned;
 use flagstone_storage::store::{Fault, Need};
 use flagstone_storage::value::Value;
+use flagstone_storage::value::string::CHUNK;
 use flagstone_storage::words::RemovalCause;
 use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
@@ -236,6 +237,9 @@ pub struct Ctx<'a> {
     pub reads_all: bool,
 }
 
+/// Maximum length of a string in bytes, whatever `proto-max-bulk-len` is: chunk numbers have 32 bits.
+const LONGEST: usize = CHUNK * (u32::MAX - 1) as usize;
+
 impl<'a> Ctx<'a> {
     /// Creates the context of a command that runs for the first time, in no script, for a user that
     /// may read every key.
@@ -250,6 +254,13 @@ impl<'a> Ctx<'a> {
 }
 
 impl Ctx<'_> {
+    /// Returns the maximum length of a string in bytes. In the stream of a primary, its limit holds.
+    pub fn longest_string(&self) -> usize {
+        let is_of_stream = self.store.due_ms() == 0;
+        let limit = if is_of_stream { LONGEST } else { self.settings.proto_max_bulk_len };
+        limit.min(LONGEST)
+    }
+
     /// Returns true if this run is to look at a key: a command that has waited for keys of several
     /// workers is run by each of them for its own keys. Any other run looks at all: a script may
     /// name keys that another worker owns, and has to miss them.

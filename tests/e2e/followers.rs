@@ -158,6 +158,25 @@ fn a_replica_has_the_data_and_what_comes_behind_it() {
     }
 }
 
+/// The limit of clients' strings may be smaller than that of the primary.
+#[test]
+fn strings_of_the_stream_may_be_as_long_as_those_of_the_primary() {
+    let primary = Server::start(&[]);
+    let mut client = primary.client();
+    run(&mut client, &["SET a 1"]);
+    let replica = follow(&primary, &["--proto-max-bulk-len", "1mb"]);
+    let mut other = replica.client();
+    caught_up(&mut client, &mut other);
+    for _ in 0..3 {
+        let () = client.append("a", vec![b'a'; 600 << 10]).expect("appended");
+    }
+    run(&mut client, &["SETRANGE b 3000000 x", "SETBIT c 24000000 1"]);
+    caught_up(&mut client, &mut other);
+    for (key, len) in [("a", (1800 << 10) + 1), ("b", 3_000_001), ("c", 3_000_001)] {
+        assert_eq!(other.strlen::<_, usize>(key).expect("a length"), len, "{key}");
+    }
+}
+
 #[test]
 fn a_replica_goes_on_where_it_was_after_a_kill_of_its_primary() {
     let mut primary = Server::start(&["--workers", "2"]);

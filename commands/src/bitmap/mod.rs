@@ -7,14 +7,9 @@ mod range;
 mod single;
 
 use super::{Ctx, Group, KeySpec, Run, Spec, Stop, error, flag, key};
-use flagstone_storage::value::string::CHUNK;
 use flagstone_storage::value::{Entry, Str, Value};
 
 const BAD_OFFSET: &str = "ERR bit offset is not an integer or out of range";
-
-/// Maximum length of a string in bytes, whatever `proto-max-bulk-len` is: chunk numbers have 32
-/// bits.
-const MAX_LEN: u64 = CHUNK as u64 * (u32::MAX - 1) as u64;
 
 /// Parses a bit offset, which must lie inside the longest string that is allowed.
 fn bit_offset(cx: &Ctx<'_>, text: &[u8]) -> Result<u64, Stop> {
@@ -23,7 +18,7 @@ fn bit_offset(cx: &Ctx<'_>, text: &[u8]) -> Result<u64, Stop> {
 
 /// Parses an offset in units of `scale` bits, and returns it in bits.
 fn scaled_offset(cx: &Ctx<'_>, text: &[u8], scale: u64) -> Result<u64, Stop> {
-    let limit = (cx.settings.proto_max_bulk_len as u64).min(MAX_LEN);
+    let limit = cx.longest_string() as u64;
     flagstone_wire::num::parse_i64(text)
         .and_then(|n| u64::try_from(n).ok())
         .and_then(|n| n.checked_mul(scale))

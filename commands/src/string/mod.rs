@@ -10,7 +10,6 @@ pub mod ranges;
 pub mod set;
 
 use super::error;
-use crate::DataSettings;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use flagstone_wire::resp::Reply;
@@ -41,11 +40,9 @@ fn bulk_range(out: &mut Reply, value: &Str, range: Range<usize>) -> Result<(), P
     Ok(())
 }
 
-/// Returns the length of a string of `len` bytes after `more` are appended, if it is allowed.
-fn grown_len(len: usize, more: usize, settings: &DataSettings) -> Result<usize, &'static str> {
-    len.checked_add(more)
-        .filter(|&total| total <= settings.proto_max_bulk_len)
-        .ok_or(error::STRING_TOO_LONG)
+/// Returns the length of a string of `len` bytes after `more` are appended, if it is at most `longest`.
+fn grown_len(len: usize, more: usize, longest: usize) -> Result<usize, &'static str> {
+    len.checked_add(more).filter(|&total| total <= longest).ok_or(error::STRING_TOO_LONG)
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ fn append(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.count(more.len());
         return Ok(());
     };
-    grown_len(len, more.len(), cx.settings)?;
+    grown_len(len, more.len(), cx.longest_string())?;
     write(cx, name, len, more, "append")
 }
 
@@ -71,7 +71,7 @@ fn setrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.count(len.unwrap_or(0));
         return Ok(());
     }
-    grown_len(offset, bytes.len(), cx.settings)?;
+    grown_len(offset, bytes.len(), cx.longest_string())?;
     write(cx, name, offset, bytes, "setrange")
 }
 

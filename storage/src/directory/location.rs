@@ -53,7 +53,8 @@ impl Location {
     pub(crate) async fn is_archiving(&self) -> Result<bool> {
         let archive = self.archive();
         if let Some(dir) = archive.dir() {
-            return Ok(dir.is_dir());
+            // A link to a disk that is away counts, too.
+            return Ok(dir.symlink_metadata().is_ok());
         }
         let (files, dirs) = names(&archive).await?;
         Ok(!files.is_empty() || !dirs.is_empty())

@@ -374,8 +374,10 @@ async fn recover(
 ) -> Result<Recovered> {
     let (mode, everysec_bound, salt) = (options.mode, options.everysec_bound, manifest.salt);
     let journal = location.journal();
-    if options.archive {
-        location.begin_archive().await?;
+    if options.archive
+        && let Err(error) = location.begin_archive().await
+    {
+        tracing::warn!("the journal's archive is not there: {error:#}");
     }
     let Some(dir) = journal.dir() else {
         let options = BucketOptions {
