@@ -348,8 +348,7 @@ fn pause<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let wanted = wanted_pause(cx.node, args)?;
         let before = cx.node.pauses.replace(wanted);
-        // Who waits for the offset of the stream, or copies the data, relies on it that nothing changes behind
-        // the reply: commands that were admitted before, scripts above all, end first.
+        // Nothing changes behind the reply: commands that were admitted before, scripts above all, end first.
         let rested = match timeout(PAUSING, at_rest(cx.worker, Patience::Short, async {})).await {
             Ok(rested) => rested.map_err(|error| error.text),
             Err(_) => Err(NOT_AT_REST.to_owned()),

@@ -81,10 +81,8 @@ impl Page<'_> {
         let node = self.node;
         let settings = self.worker.settings();
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let journal = node.journal.stats();
         let engines = node.engines.figures().into_iter().map(|(_, figures)| figures);
         let packing = engines.fold(Packing::default(), Packing::with);
-        let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
         self.fields(&[
             ("workers", &node.shard_workers),
             ("net_workers", &settings.net_workers),
@@ -122,6 +120,23 @@ impl Page<'_> {
             ("tls_failed_handshakes", &get(&node.clients.failed_handshakes)),
             ("commits", &self.sum(|s| &s.commits)),
             ("failed_commits", &self.sum(|s| &s.failed_commits)),
+            ("store_puts", &self.requests(|requests| &requests.puts)),
+            ("store_gets", &self.requests(|requests| &requests.gets)),
+            ("store_lists", &self.requests(|requests| &requests.lists)),
+            ("store_deletes", &self.requests(|requests| &requests.deletes)),
+            ("store_put_bytes", &self.requests(|requests| &requests.put_bytes)),
+            ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
+            ("clock_ahead_ms", &node.clock.ahead_ms()),
+            ("clock_jumps", &node.clock.jumps()),
+        ]);
+        self.journal();
+    }
+
+    fn journal(&mut self) {
+        let node = self.node;
+        let journal = node.journal.stats();
+        let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
+        self.fields(&[
             ("journal_end_lsn", &node.journal.end()),
             ("journal_durable_lsn", &node.journal.durable()),
             ("journal_segments", &journal.segments),
@@ -135,19 +150,11 @@ impl Page<'_> {
             ("journal_backlog_bytes", &backlog),
             ("journal_replayed_records", &node.figures.start.replayed),
             ("journal_unflushed_operations", &node.unflushed_ops()),
-            ("store_puts", &self.requests(|requests| &requests.puts)),
-            ("store_gets", &self.requests(|requests| &requests.gets)),
-            ("store_lists", &self.requests(|requests| &requests.lists)),
-            ("store_deletes", &self.requests(|requests| &requests.deletes)),
-            ("store_put_bytes", &self.requests(|requests| &requests.put_bytes)),
-            ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
             ("journal_refusing", &i32::from(journal.refusing)),
             ("journal_waiting_bytes", &journal.waiting_bytes),
             ("journal_away", &i32::from(node.health.is_cut_off())),
             ("journal_lease_left_ms", &node.health.lease_left_ms().unwrap_or(0)),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
-            ("clock_ahead_ms", &node.clock.ahead_ms()),
-            ("clock_jumps", &node.clock.jumps()),
         ]);
     }
 }
