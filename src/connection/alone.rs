@@ -146,11 +146,12 @@ impl Connection {
                     }
                     self.wire().keep_until(cluster.until_settled(awaited, limit)).await?;
                 }
-                Admitted::Wait => {
+                Admitted::Wait { may_write } => {
                     let node = self.worker.node.clone();
                     self.session.client.set(ClientState::BLOCKED, true);
-                    let may_write = gate::may_write(&self.session, &node, args);
                     self.wire().keep_until(node.pauses.wait(may_write)).await?;
+                    // Whatever it waits for, others go on meanwhile.
+                    tokio::task::yield_now().await;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(ClientState::BLOCKED, false);
                 }

@@ -21,8 +21,10 @@ const SHOWN: usize = 128;
 pub(super) enum Admitted {
     Run(&'static Command),
     Refused(Refusal),
-    /// Clients are paused.
-    Wait,
+    /// Clients are paused, or at least those that may write: this command waits for the end of that.
+    Wait {
+        may_write: bool,
+    },
     /// It writes, and there is no room for its rows yet.
     NoRoom,
     /// A part of this server that it needs is not here yet.
@@ -242,7 +244,7 @@ pub(super) fn admit(
         && !command.spec.has(flag!(PAUSELESS))
         && (!pause.writes_only || may_be_paused(flags()))
     {
-        return Admitted::Wait;
+        return Admitted::Wait { may_write: may_be_paused(flags()) };
     }
     Admitted::Run(command)
 }
@@ -274,7 +276,8 @@ fn redirected(
     }
     let primary = node.health.replica.link().primary.clone()?;
     if node.followers.failover.step() == FailoverStep::InProgress {
-        return Some(Admitted::Wait);
+        // Until then, writes are held.
+        return Some(Admitted::Wait { may_write: true });
     }
     let text = format!("REDIRECT {}:{}", primary.host, primary.port);
     Some(Admitted::Refused(Refusal::Redirect(text)))
@@ -384,12 +387,6 @@ fn adds_rows(command: &Command, flags: CommandFlags) -> bool {
 /// Returns true if CLIENT PAUSE WRITE delays a command with these flags.
 fn may_be_paused(flags: CommandFlags) -> bool {
     flags.intersects(flag!(WRITE | MAY_REPLICATE))
-}
-
-/// Returns true if CLIENT PAUSE WRITE delays a command that is not looked up yet.
-pub(super) fn may_write(session: &Session, node: &Node, args: Args<'_>) -> bool {
-    let command = args.get(0).and_then(registry::lookup);
-    command.is_some_and(|command| may_be_paused(flags_of(session, node, command, args)))
 }
 
 fn unknown_command(args: Args<'_>) -> Vec<u8> {

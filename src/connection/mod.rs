@@ -453,7 +453,9 @@ impl Connection {
                 self.worker.start_watch();
                 return Dispatched::Done;
             }
-            Admitted::Wait | Admitted::NoRoom | Admitted::Soon(_) => return Dispatched::Barrier,
+            Admitted::Wait { .. } | Admitted::NoRoom | Admitted::Soon(_) => {
+                return Dispatched::Barrier;
+            }
             Admitted::Hostile => return Dispatched::Close,
         };
         self.wrote |= gate::may_change(command);

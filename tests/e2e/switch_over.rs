@@ -4,7 +4,7 @@ use super::Server;
 use super::followers::{Reader, caught_up, count, follow, info, offset, run, until};
 use redis::{Commands, Connection, Value, cmd};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn number(client: &mut Connection, field: &str) -> u64 {
     info(client, field).parse().unwrap_or(0)
@@ -76,6 +76,29 @@ fn a_pause_on_a_replica_holds_the_stream_of_its_primary() {
     assert_eq!(reader.get::<_, Option<u32>>("b").expect("GET"), Some(2));
     assert_eq!(reader.strlen::<_, u64>("large3").expect("STRLEN"), 1 << 20);
     assert_eq!((count(&mut writer, "sync_full"), count(&mut writer, "sync_partial_ok")), (1, 0));
+}
+
+/// A change of libraries waits for the end of a pause, and lets others go on meanwhile.
+#[test]
+fn a_pause_of_writes_delays_libraries_and_nobody_else() {
+    const CODE: &str = "#!lua name=lib\nredis.register_function('f', function() return 1 end)";
+    const CHANGES: [&[&str]; 3] = [&["LOAD", "REPLACE", CODE], &["DELETE", "lib"], &["FLUSH"]];
+    let server = Server::start(&["--workers", "1"]);
+    let mut client = server.client();
+    for words in CHANGES {
+        run(&mut client, &["CLIENT PAUSE 20000 WRITE"]);
+        let begun = Instant::now();
+        let mut other = server.client();
+        let changing =
+            std::thread::spawn(move || cmd("FUNCTION").arg(words).query::<String>(&mut other));
+        until("it waits", || {
+            let all: String = cmd("INFO").arg("clients").query(&mut client).expect("INFO");
+            all.contains("blocked_clients:1\r\n")
+        });
+        run(&mut client, &["PING", "CLIENT UNPAUSE"]);
+        changing.join().expect("no panic").expect("it is done");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{words:?}: {:?}", begun.elapsed());
+    }
 }
 
 /// A library that was looked at while a pause began is stored behind it, and not behind the offset that is stated.
