@@ -42,6 +42,13 @@ impl AsOf {
         }
     }
 
+    /// Returns true if no record of a checkpoint may be later, but records behind it may still be included: a
+    /// checkpoint may be named by a time that its next records do not reach.
+    fn includes_records_of(self, checkpoint: &Checkpoint) -> bool {
+        let AsOf::Time(ms) = self else { return self.is_behind(checkpoint) };
+        checkpoint.last_ms.unwrap_or(checkpoint.created_ms) <= ms
+    }
+
     /// Returns true if it is later than a checkpoint.
     pub(super) fn is_later_than(self, checkpoint: &Checkpoint) -> bool {
         match self {
@@ -276,7 +283,7 @@ pub(super) async fn from_backups(
                     break;
                 }
                 known = Some((later.checkpoint.lsn, later.checkpoint.created_ms));
-                if !as_of.is_behind(&later.checkpoint) {
+                if !as_of.includes_records_of(&later.checkpoint) {
                     break;
                 }
             }

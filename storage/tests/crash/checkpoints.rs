@@ -431,6 +431,38 @@ fn restore_moments_of_a_making(kind: Kind, hands_over: bool) {
     run.history.world.close();
 }
 
+/// After a kill, time goes on from the last record: behind the time of a checkpoint of before, if the system's clock
+/// is.
+#[test]
+fn moments_before_the_time_of_an_idle_checkpoint_have_the_records_behind_it() {
+    for kind in KINDS {
+        let mut run = Run::new(37, kind);
+        let backups = Place::within(Arc::new(InMemory::new()), "some".into(), "memory");
+        let mut ends = Vec::new();
+        for (n, checkpoints_ms) in [(0, &[1, 50][..]), (1, &[]), (2, &[60])] {
+            run.history.world.model.now_ms = NOW + 10 * n;
+            run.history.world.set(0, b"key", n.to_string().as_bytes(), 0);
+            run.history.world.commit();
+            ends.push(run.history.world.journal.end());
+            run.history.world.settle();
+            for ms in checkpoints_ms {
+                let made = take_at(&run, NOW + ms);
+                run.back_up(&made, &backups, BackupOptions::default());
+            }
+        }
+        let (data, backups) = (run.location.clone(), Location::from(backups));
+        for from in [&data, &backups] {
+            for (after_ms, end) in [(5, ends[0]), (15, ends[1]), (25, ends[2])] {
+                let at = format!("{kind:?}, {after_ms} ms, {}", from.store);
+                let (dir, lsn) = run.restore(from, None, Some(AsOf::Time(NOW + after_ms)));
+                assert_eq!(lsn, end, "{at}");
+                run.check(&dir, lsn, &at);
+            }
+        }
+        run.history.world.close();
+    }
+}
+
 #[test]
 fn a_backup_of_a_stopped_directory_has_the_moments_since_the_one_before() {
     for kind in [Kind::Local, Kind::Bucket, Kind::LocalAndBucketJournal] {
