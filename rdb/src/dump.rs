@@ -3,8 +3,8 @@
 use crate::listpack::{self, Listpack};
 use crate::writer::Writer;
 use crate::{
-    HashField, Limits, Object, SetForm, VERSION, VERSION_FIELD_EXPIRY, ZsetForm, double, integer,
-    intset, object_type, quicklist_node, stream,
+    HashField, Limits, Object, SetForm, VERSION_FIELD_EXPIRY, ZsetForm, double, integer, intset,
+    object_type, quicklist_node, stream,
 };
 use flagstone_wire::num::format_f64;
 
@@ -17,7 +17,7 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
         Object::String(string) => {
             let mut writer = Writer::new(object_type::STRING, limits.compression);
             writer.string(string.as_ref());
-            writer.finish(VERSION)
+            writer.finish(limits.version())
         }
         Object::List(elements) => list(elements, limits),
         Object::Set(form, members) => set(*form, members, limits),
@@ -34,7 +34,7 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
 fn single(object_type: u8, encoded: &[u8], limits: &Limits) -> Vec<u8> {
     let mut writer = Writer::new(object_type, limits.compression);
     writer.string(encoded);
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 /// Returns true if strings are few and short enough for a listpack.
@@ -123,7 +123,7 @@ fn list<B: AsRef<[u8]>>(elements: &[B], limits: &Limits) -> Vec<u8> {
             }
         }
     }
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 fn set<B: AsRef<[u8]>>(form: SetForm, members: &[B], limits: &Limits) -> Vec<u8> {
@@ -146,7 +146,7 @@ fn set<B: AsRef<[u8]>>(form: SetForm, members: &[B], limits: &Limits) -> Vec<u8>
     let mut writer = Writer::new(object_type::SET, limits.compression);
     writer.len(members.len() as u64);
     members.for_each(|member| writer.string(member));
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 fn zset<B: AsRef<[u8]>>(form: ZsetForm, members: &[(B, f64)], limits: &Limits) -> Vec<u8> {
@@ -173,7 +173,7 @@ fn zset<B: AsRef<[u8]>>(form: ZsetForm, members: &[(B, f64)], limits: &Limits) -
         writer.string(member);
         writer.bytes(&score.to_le_bytes());
     }
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 fn hash_fits_listpack<B: AsRef<[u8]>>(fields: &[HashField<B>], limits: &Limits) -> bool {
@@ -197,7 +197,7 @@ fn hash<B: AsRef<[u8]>>(fields: &[HashField<B>], limits: &Limits) -> Vec<u8> {
         writer.string(field.name.as_ref());
         writer.string(field.value.as_ref());
     }
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 /// Returns a hash some of whose fields expire, the first of them at `least_expire_at_ms`.

@@ -1,5 +1,7 @@
 //! Objects: values of any type, as payloads have them.
 
+use crate::{VERSION, VERSION_OLD_TYPES};
+
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Object<B = Vec<u8>> {
@@ -85,6 +87,13 @@ pub struct Limits {
     pub compression: bool,
     /// True to use only types that Redis 7.0 knows: consumers of streams then have no active time.
     pub old_types: bool,
+}
+
+impl Limits {
+    /// Returns the version of a payload, unless its type needs a newer one.
+    pub(crate) fn version(&self) -> u16 {
+        if self.old_types { VERSION_OLD_TYPES } else { VERSION }
+    }
 }
 
 impl Default for Limits {

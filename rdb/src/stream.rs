@@ -12,7 +12,7 @@ use crate::parts::{Part, Sink, StreamHead};
 use crate::reader::Result;
 use crate::writer::Writer;
 use crate::{
-    EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, VERSION, object_type,
+    EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, object_type,
     stream_groups,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) ->
     }
     writer.len(stream.entries_added);
     stream_groups::write(&mut writer, &stream.groups, !limits.old_types);
-    writer.finish(VERSION)
+    writer.finish(limits.version())
 }
 
 /// Returns the listpack of a node.

@@ -158,6 +158,44 @@ fn a_replica_has_the_data_and_what_comes_behind_it() {
     }
 }
 
+/// Redis 7.0 refuses payloads of version 11, which are those of DUMP.
+#[test]
+fn restored_values_are_said_in_types_that_redis_7_0_knows() {
+    let primary = Server::start(&[]);
+    let mut client = primary.client();
+    run(
+        &mut client,
+        &[
+            "SADD s a b",
+            "XADD x 1-1 f v",
+            "XGROUP CREATE x g 0",
+            "RPUSH l 1 2",
+            "HSET h f v",
+            "SET a 1",
+        ],
+    );
+    let replica = follow(&primary, &[]);
+    let mut other = replica.client();
+    caught_up(&mut client, &mut other);
+    let mut reader = Reader::connect(&primary);
+    reader.ask("PSYNC ? -1");
+    reader.data_set();
+    let keys = ["s", "x", "l", "h", "a"];
+    for (key, ttl) in keys.into_iter().zip([0, 100_000, 0, 100_000, 0]) {
+        let payload: Vec<u8> = cmd("DUMP").arg(key).query(&mut client).expect("a payload");
+        let mut restore = cmd("RESTORE");
+        restore.arg(key).arg(ttl).arg(payload).arg("REPLACE");
+        restore.exec(&mut client).expect("restored");
+        let words = std::iter::repeat_with(|| reader.raw_words()).find(|it| it[0] == b"RESTORE");
+        let said = words.expect("it goes on");
+        let version = &said[3][said[3].len() - 10..][..2];
+        assert_eq!((&said[1][..], version), (key.as_bytes(), &[10, 0][..]));
+        assert_eq!(said.contains(&b"ABSTTL".to_vec()), ttl != 0);
+    }
+    caught_up(&mut client, &mut other);
+    assert_eq!(contents(&mut client, 0), contents(&mut other, 0));
+}
+
 /// The limit of clients' strings may be smaller than that of the primary.
 #[test]
 fn strings_of_the_stream_may_be_as_long_as_those_of_the_primary() {
@@ -346,13 +384,19 @@ impl Reader {
     }
 
     fn words(&mut self) -> Vec<String> {
+        let words = self.raw_words().into_iter();
+        words.map(|word| String::from_utf8_lossy(&word).into_owned()).collect()
+    }
+
+    fn raw_words(&mut self) -> Vec<Vec<u8>> {
         let count: usize = self.line()[1..].parse().expect("a count");
         let mut words = Vec::new();
         for _ in 0..count {
             let length: usize = self.line()[1..].parse().expect("a length");
             let mut word = vec![0; length + 2];
             self.input.read_exact(&mut word).expect("a word");
-            words.push(String::from_utf8_lossy(&word[..length]).into_owned());
+            word.truncate(length);
+            words.push(word);
         }
         words
     }

@@ -149,6 +149,10 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let now_ms = cx.now_ms();
     let read = if cx.settings.rdb_newer_versions { rdb::restore_newer } else { rdb::restore };
     let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
+    let payload = cx.is_heard().then(|| {
+        let compression = cx.settings.rdbcompression;
+        rdb::dump(&object, &Limits { compression, old_types: true, ..Limits::default() })
+    });
     let value = value_of(object, cx.settings, cx.due_ms());
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
@@ -164,11 +168,15 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         }
         return Ok(());
     }
-    if expire_at_ms != 0 && !options.absolute && cx.is_heard() {
+    if let Some(payload) = payload {
+        // In types that Redis 7.0 knows, which refuses those of the client's payload, and when it expires.
         let at_ms = expire_at_ms.to_string();
         let mut words: Vec<&[u8]> = args.iter().collect();
-        words[2] = at_ms.as_bytes();
-        words.push(b"ABSTTL");
+        (words[0], words[3]) = (b"RESTORE", &payload);
+        if expire_at_ms != 0 && !options.absolute {
+            words[2] = at_ms.as_bytes();
+            words.push(b"ABSTTL");
+        }
         cx.say(&words);
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
