@@ -82,10 +82,20 @@ impl Failover {
             return false;
         }
         state.1 = to;
-        drop(state);
-        if to == FailoverStep::None {
-            self.ended.notify_waiters();
+        true
+    }
+
+    /// Ends a failover, and what it holds by `release`, before another one can begin. Returns false if it is not at
+    /// one of these steps.
+    pub fn end(&self, number: u64, from: &[FailoverStep], release: impl FnOnce()) -> bool {
+        let mut state = self.state();
+        if state.0 != number || !from.contains(&state.1) {
+            return false;
         }
+        state.1 = FailoverStep::None;
+        release();
+        drop(state);
+        self.ended.notify_waiters();
         true
     }
 
@@ -104,14 +114,18 @@ mod tests {
 
     #[test]
     fn a_failover_that_was_aborted_changes_no_later_one() {
-        use FailoverStep::{InProgress, None as Nothing, WaitsForSync};
+        use FailoverStep::{InProgress, WaitsForSync};
         let failover = Failover::default();
         let first = failover.begin().unwrap();
         assert!(failover.begin().is_none() && failover.is_at(first, WaitsForSync));
-        assert!(failover.go(first, WaitsForSync, Nothing));
+        let mut released = 0;
+        assert!(!failover.end(first, &[InProgress], || released += 10));
+        assert!(failover.end(first, &[InProgress, WaitsForSync], || released += 1));
+        assert_eq!(released, 1);
         let second = failover.begin().unwrap();
         assert!(!failover.is_at(first, WaitsForSync));
         assert!(!failover.go(first, WaitsForSync, InProgress));
+        assert!(!failover.end(first, &[WaitsForSync], || released += 10));
         assert!(failover.go(second, WaitsForSync, InProgress));
         assert_eq!((failover.step().as_str(), failover.number()), ("failover-in-progress", second));
     }

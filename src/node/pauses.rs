@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// Time in ms after which a command that waits looks at the pause again.
 const LOOK_MS: u64 = 60_000;
@@ -160,25 +161,28 @@ impl Pauses {
 
     /// Waits until no pause is in force that a client has asked for.
     pub async fn end_of_clients(&self) {
-        while let Some(pause) = self.of_clients() {
-            self.change_of(pause).await;
+        loop {
+            // Created before the look: a change from then on is not missed.
+            let changed = self.unpaused.notified();
+            let Some(pause) = self.of_clients() else { return };
+            self.until(pause, changed).await;
         }
     }
 
     /// Waits until no pause delays a command. `may_write`: the command may change data.
     pub async fn wait(&self, may_write: bool) {
-        while let Some(pause) = self.now() {
-            if pause.writes_only && !may_write {
-                return;
+        loop {
+            let changed = self.unpaused.notified();
+            match self.now() {
+                Some(pause) if may_write || !pause.writes_only => self.until(pause, changed).await,
+                _ => return,
             }
-            self.change_of(pause).await;
         }
     }
 
-    /// Waits until a pause may have changed.
-    async fn change_of(&self, pause: ClientPause) {
+    /// Waits until a pause has ended or changed.
+    async fn until(&self, pause: ClientPause, changed: Notified<'_>) {
         let left = pause.until_ms.saturating_sub(self.clock.now_ms()).clamp(1, LOOK_MS);
-        let changed = self.unpaused.notified();
         let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
     }
 }

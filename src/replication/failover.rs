@@ -90,17 +90,16 @@ pub(super) async fn give_up(node: &Arc<Node>, peers: &Arc<Peers>, number: u64, r
         }
     }
     let steps = [FailoverStep::WaitsForSync, FailoverStep::InProgress];
-    if steps.into_iter().any(|step| failover.go(number, step, FailoverStep::None)) {
+    if failover.end(number, &steps, || node.pauses.release_writes(PauseReason::Failover)) {
         tracing::warn!(reason, "the failover has ended: this server does not give its role away");
-        node.pauses.release_writes(PauseReason::Failover);
     }
 }
 
 /// Notes that the target is the primary from now on.
 pub(super) fn succeeded(node: &Node, number: u64) {
-    if node.followers.failover.go(number, FailoverStep::InProgress, FailoverStep::None) {
+    let release = || node.pauses.release_writes(PauseReason::Failover);
+    if node.followers.failover.end(number, &[FailoverStep::InProgress], release) {
         tracing::info!("the failover is done: this server is a replica");
-        node.pauses.release_writes(PauseReason::Failover);
     }
 }
 

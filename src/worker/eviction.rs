@@ -17,6 +17,7 @@ use rand::RngExt;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -110,13 +111,13 @@ fn turn(tenacity: u32) -> Duration {
 
 impl Worker {
     /// Publishes the size of this worker's keys after a commit, if it is limited, and wakes the
-    /// evictor if it is too large.
+    /// evictor if it is too large. While the journal takes nothing, that waits for the periodic look.
     #[inline]
-    pub(super) fn watch_data_set(&self, partition: &Partition) {
+    pub(super) fn watch_data_set(&self, partition: &Partition, is_stored: bool) {
         let data_set = &self.node.health.data_set;
         if data_set.is_limited() {
             data_set.publish(self.id, partition.data_set());
-            if data_set.to_free(self.id) > 0 {
+            if is_stored && data_set.to_free(self.id) > 0 {
                 self.evictor.due.notify_one();
             }
         }
@@ -147,7 +148,9 @@ impl Worker {
     pub(crate) async fn run_evictor(self: Rc<Self>) {
         loop {
             self.evictor.due.notified().await;
-            while !self.is_stopping() {
+            let failed = &self.stats().failed_commits;
+            let failed_before = failed.load(Ordering::Relaxed);
+            while !self.is_stopping() && failed.load(Ordering::Relaxed) == failed_before {
                 let settings = self.settings();
                 let Some(rule) = EvictionRule::of(&settings) else { break };
                 let units = self.node.health.data_set.to_free(self.id);

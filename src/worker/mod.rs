@@ -341,7 +341,7 @@ impl Worker {
         let last = partition.last_lsn();
         let open = partition.store.round();
         let reached = partition.take_reached();
-        self.watch_data_set(&partition);
+        self.watch_data_set(&partition, result.is_ok());
         drop(partition);
         let replica = &self.node.health.replica;
         reached.into_iter().for_each(|position| replica.reached(position, last));

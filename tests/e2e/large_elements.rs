@@ -2,6 +2,7 @@
 //! few of them at a time.
 
 use super::Server;
+use super::followers::Reader;
 use super::large_replies::most_beside;
 use redis::{Commands, cmd};
 use std::path::Path;
@@ -103,4 +104,23 @@ fn looks_at_large_elements_take_the_memory_of_a_few() {
         until(|| size(server.dir()) < before - 100 * MIB as u64);
     });
     assert!(swept < MOST, "sweep: {swept}");
+}
+
+#[test]
+fn a_data_set_with_large_values_is_made_one_by_one() {
+    let options = ["--workers", "1", "--shards", "1", "--memory-budget", "64mb"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for n in 0..36 {
+        let () = client.set(n, vec![b'v'; 4 * MIB]).expect("stored");
+    }
+    drop(client);
+    server.stop();
+    server.restart();
+    let mut reader = Reader::connect(&server);
+    let made = most_beside(&server, || {
+        reader.ask("PSYNC ? -1");
+        assert!(!reader.data_set().is_empty());
+    });
+    assert!(made < MOST, "{made}");
 }

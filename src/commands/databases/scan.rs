@@ -92,7 +92,7 @@ fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
         let mut left = count;
         let mut found = Vec::new();
         while let Some(from) = next.filter(|_| left > 0) {
-            let (mut keys, on) = dbs.page(from, left).await?;
+            let (mut keys, on) = dbs.page(from, left.min(KEYS_PAGE)).await?;
             left = left.saturating_sub(keys.len());
             keep(dbs, &mut keys, filter).await?;
             found.append(&mut keys);

@@ -37,13 +37,9 @@ const PAGE: usize = 512;
 /// Bytes that are sent at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Memory in bytes for decoded values, for caches, and for rows that are replayed.
-const VALUES: usize = 16 << 20;
+/// Memory in bytes for caches, and for rows that are replayed.
 const CACHE: u64 = 8 << 20;
 const ROWS: usize = 16 << 20;
-
-/// Entries that are examined to keep to that memory.
-const EVICTION_STEPS: usize = 1 << 20;
 
 /// A part of a data set.
 pub(super) enum DataPart {
@@ -247,9 +243,10 @@ async fn write(
                 load(node, partition, needs_of(db, &keys)).await?;
                 for key in &keys {
                     write_key(node, &settings.data, partition, (db, key), &mut output).await?;
+                    // Nobody reads it again.
+                    partition.store.forget(db, key);
                     sink.take(output.file_mut(), CHUNK).await?;
                 }
-                partition.store.evict(VALUES, u64::MAX, EVICTION_STEPS, |_, _| false);
                 from = page.next;
             }
         }

@@ -2,14 +2,15 @@
 
 use super::Findings;
 use crate::encoding::prefix_range;
-use crate::engine::Engine;
+use crate::engine::{Engine, ScanLimit};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Rows that are read in one request.
+/// Rows that are read in one request, and their bytes unless it is a single one.
 const PAGE: usize = 512;
+const PAGE_BYTES: usize = 8 << 20;
 
 /// The rows with a prefix, in order.
 pub(super) struct EngineRows<'a> {
@@ -29,10 +30,11 @@ impl<'a> EngineRows<'a> {
     /// Returns the next row without consuming it.
     pub(super) async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>> {
         if self.page.is_empty() && !self.is_last {
-            let page = self.engine.scan(self.left.clone(), PAGE).await;
-            let page =
+            let limit = ScanLimit { rows: PAGE, bytes: PAGE_BYTES, least: 1 };
+            let page = self.engine.scan_page(false, self.left.clone(), limit).await;
+            let (page, is_cut) =
                 page.with_context(|| format!("rows from {} on", self.left.start.escape_ascii()))?;
-            self.is_last = page.len() < PAGE;
+            self.is_last = !is_cut;
             if let Some((last, _)) = page.last() {
                 self.left.start = [last, &[0][..]].concat();
             }

@@ -18,6 +18,9 @@ pub(crate) use super::KeyBuf as Name;
 /// Least number of elements of a page.
 const PAGE: usize = 512;
 
+/// Least number of rows of a page, however large they are: some may be of the same place.
+const LEAST: usize = 4;
+
 /// Number of elements beyond which a scan reads pages of rows, in their order, even if all elements
 /// are in memory: sorting them would delay other commands too long.
 const SORT_MAX: u64 = 50_000;
@@ -43,10 +46,9 @@ pub(crate) trait Payload: Clone + Send + 'static {
     fn prefetch(&self) {}
 }
 
-/// Returns the least number of rows of a page for so many elements. Some rows may be of the same place,
-/// which a page has to show together.
+/// Returns the least number of rows of a page for a walk by so many elements.
 fn least_of_page(count: usize) -> usize {
-    count.clamp(4, PAGE)
+    count.clamp(LEAST, PAGE)
 }
 
 /// See the module's description.
@@ -475,8 +477,7 @@ impl<V: Payload> Members<V> {
                 None => {
                     // Dropped from memory since.
                     let range = range_from(prefix, cursor);
-                    let least = least_of_page(count);
-                    return Err(Part::Page { range, reverse: false, limit: PAGE, least });
+                    return Err(Part::Page { range, reverse: false, limit: PAGE, least: LEAST });
                 }
             }
         }
@@ -545,7 +546,7 @@ impl<V: Payload> Members<V> {
             range: range_from(prefix, place),
             reverse: false,
             limit: (count * 2).max(PAGE),
-            least: least_of_page(count * 2),
+            least: (count * 2).max(LEAST), // all of them in one page
         };
         let random = || page(rand::rng().random_range(0..END));
         let Some(window) = cache.as_deref_mut() else { return Err(random()) };
@@ -624,6 +625,8 @@ mod tests {
         members: Members<u64>,
         rows: BTreeMap<Vec<u8>, u64>,
         pages: usize,
+        /// True if all pages are full of large rows, not every other one.
+        is_large: bool,
     }
 
     impl World {
@@ -633,7 +636,7 @@ mod tests {
                 members.insert(n.to_string().as_bytes(), n);
             }
             members.unpack(7);
-            let mut world = Self { members, rows: BTreeMap::new(), pages: 0 };
+            let mut world = Self { members, rows: BTreeMap::new(), pages: 0, is_large: false };
             world.seal();
             world
         }
@@ -652,8 +655,10 @@ mod tests {
         fn load(&mut self, part: Part) {
             self.seal();
             match part {
-                Part::Page { mut range, reverse: false, limit, .. } => {
+                Part::Page { mut range, reverse: false, limit, least } => {
                     self.pages += 1;
+                    let is_cut = self.is_large || self.pages.is_multiple_of(2);
+                    let limit = if is_cut { least } else { limit };
                     let from = self.rows.range(range.from.clone()..);
                     let rows: Vec<_> = from.take(limit).map(|(k, v)| (k.clone(), *v)).collect();
                     if rows.len() == limit {
@@ -748,6 +753,23 @@ mod tests {
         }
         assert_eq!(popped.len(), 5000);
         assert!(world.pages < 30, "{} pages", world.pages);
+    }
+
+    #[test]
+    fn a_sample_of_large_elements_takes_few_pages() {
+        for count in [1, 200, 600, 1500] {
+            let mut world = World::new(10_000);
+            world.is_large = true;
+            world.members.shed(10_000, |_, _| ());
+            loop {
+                let drawn = world.members.sample(count, b"").map(|drawn| drawn.len());
+                match drawn {
+                    Ok(drawn) => break assert_eq!(drawn, count),
+                    Err(part) => world.load(part),
+                }
+                assert!(world.pages < 30, "{count}");
+            }
+        }
     }
 
     #[test]
