@@ -15,6 +15,9 @@ const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum number of expired keys that are deleted at once.
 const EXPIRE_BATCH: usize = 1000;
 
+/// Bytes of the fields that are loaded at once to be deleted, unless those of one hash are more.
+const LOADED: u64 = 16 << 20;
+
 /// After the rows of all fields of a hash were walked to find those that are due, none are for so many times as long
 /// as it took.
 const REST: u32 = 4;
@@ -169,10 +172,14 @@ impl Worker {
         }
         let missing = || -> (Vec<Need>, Vec<Need>) {
             let mut partition = self.partition.borrow_mut();
+            let mut room = LOADED;
             let fields = due.iter().filter(|(_, due)| due.fields);
             let missing = fields.filter_map(|(db, due)| {
-                let part = partition.store.missing_due(*db, &due.key, now_ms)?;
-                Some(need(*db, &due.key, Some(part)))
+                let (part, bytes) = partition.store.missing_due(*db, &due.key, now_ms)?;
+                // The first one is loaded in any case, the others if there is room for them.
+                let fits = room == LOADED || bytes <= room;
+                room = room.saturating_sub(bytes);
+                fits.then(|| need(*db, &due.key, Some(part)))
             });
             missing.partition(|need| need.part == Some(Part::Expiries))
         };

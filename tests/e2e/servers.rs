@@ -123,11 +123,33 @@ pub(crate) fn client(servers: &[&Server]) -> ClusterConnection {
     builder.build().expect("a client").get_connection().expect("a connection")
 }
 
+/// Writes all keys, and lengthens all lists, in the round behind the one before.
 pub(crate) fn fill(client: &mut ClusterConnection, round: usize) {
     for n in 0..200 {
-        let _: () = client.set(format!("key:{n}"), format!("{n} {round}")).expect("stored");
-        let _: usize = client.rpush(format!("list:{}", n % 20), n).expect("stored");
+        let (key, list) = (format!("key:{n}"), format!("list:{}", n % 20));
+        insist(|_| client.set(&key, format!("{n} {round}")));
+        let before = 10 * (round - 1) + n / 20;
+        insist(|is_first| match is_first || client.llen::<_, usize>(&list)? == before {
+            true => client.rpush::<_, _, usize>(&list, n).map(drop),
+            false => Ok(()),
+        });
     }
+}
+
+/// Writes until that is stored: on a busy disk, a server with a short lease does not always know that it is.
+/// `write` is told if it is the first time.
+fn insist(mut write: impl FnMut(bool) -> redis::RedisResult<()>) {
+    let mut done = write(true);
+    for _ in 0..100 {
+        match done {
+            Err(error) if error.code() == Some("MISCONF") => {
+                std::thread::sleep(Duration::from_millis(100));
+                done = write(false);
+            }
+            done => return done.expect("stored"),
+        }
+    }
+    done.expect("stored");
 }
 
 pub(crate) fn check(client: &mut ClusterConnection, round: usize) {

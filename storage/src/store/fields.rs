@@ -7,12 +7,13 @@ use crate::value::Value;
 
 impl Store {
     /// Returns the part of a key's value that has to be in memory before some of its fields are deleted that have
-    /// expired at `now_ms`; `None` if all that is needed is there, or none has expired.
-    pub fn missing_due(&mut self, db: u32, key: &[u8], now_ms: u64) -> Option<Part> {
-        match &self.entry_for_part(db, key)?.value {
-            Value::Hash(hash) => hash.require_some_due(now_ms).err(),
-            _ => None,
-        }
+    /// expired at `now_ms`, and about how many bytes it takes; `None` if all that is needed is there, or none has
+    /// expired.
+    pub fn missing_due(&mut self, db: u32, key: &[u8], now_ms: u64) -> Option<(Part, u64)> {
+        let Value::Hash(hash) = &self.entry_for_part(db, key)?.value else { return None };
+        let part = hash.require_some_due(now_ms).err()?;
+        let fields = if let Part::Fields(names) = &part { names.len() as u64 } else { 0 };
+        Some((part, fields * hash.mean_bytes()))
     }
 
     /// Deletes the fields of a hash that are known to have expired, and the hash with its last field. Does nothing if

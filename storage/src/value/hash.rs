@@ -27,6 +27,9 @@ const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 /// Maximum number of expiries that are known of a hash when fields leave memory, twice as many as a walk over its
 /// rows finds, and the greatest length of their names: they are found without the other fields when they are due.
 const MAX_KEPT: usize = 16_384;
+
+/// Bytes of fields that are deleted at a time because they have expired, unless it is a single one.
+const DUE_BYTES: u64 = 8 << 20;
 const MAX_KEPT_NAME: usize = 64;
 
 /// A hash, some of whose fields may not be in memory.
@@ -179,26 +182,28 @@ impl Hash {
         if self.may_know_less(now_ms) {
             self.require_all()?;
         }
-        self.require_known_due(now_ms).map(drop)
+        let due = self.expiries.iter().take_while(|(at, _)| *at <= now_ms);
+        self.require(due.map(|(_, name)| &**name))
     }
 
-    /// Checks that some fields that have expired at `now_ms` are in memory, if there are any.
+    /// Checks that some fields that have expired at `now_ms` are in memory, if there are any: the first ones, as
+    /// many as are deleted at a time.
     pub fn require_some_due(&self, now_ms: u64) -> Result<(), Part> {
-        let known = self.require_known_due(now_ms)?;
-        if known == 0 && self.may_know_less(now_ms) { Err(Part::Expiries) } else { Ok(()) }
+        let at_once = usize::try_from(DUE_BYTES / self.mean_bytes()).unwrap_or(usize::MAX).max(1);
+        let due = || self.expiries.iter().take_while(|(at, _)| *at <= now_ms).take(at_once);
+        self.require(due().map(|(_, name)| &**name))?;
+        let knows_none = due().next().is_none();
+        if knows_none && self.may_know_less(now_ms) { Err(Part::Expiries) } else { Ok(()) }
+    }
+
+    /// Returns the bytes of a field on average, 1 at least.
+    pub(crate) fn mean_bytes(&self) -> u64 {
+        (self.fields.whole_bytes() / self.len().max(1)).max(1)
     }
 
     /// Returns true if fields may have expired at `now_ms` that are not known to expire then.
     fn may_know_less(&self, now_ms: u64) -> bool {
         (1..=now_ms).contains(&self.min_unknown_expire_at_ms)
-    }
-
-    /// Checks that the fields of which it is known that they have expired at `now_ms` are in memory, and returns
-    /// their number.
-    fn require_known_due(&self, now_ms: u64) -> Result<usize, Part> {
-        let due = || self.expiries.iter().take_while(|(at, _)| *at <= now_ms);
-        self.require(due().map(|(_, name)| &**name))?;
-        Ok(due().count())
     }
 
     /// Checks that every field is in memory.
@@ -273,7 +278,11 @@ impl Hash {
     /// [`require_some_due`](Self::require_some_due). Takes time proportional to them.
     pub fn remove_expired(&mut self, now_ms: u64) -> Vec<Box<[u8]>> {
         let mut removed = Vec::new();
-        while self.expiries.first().is_some_and(|(at, _)| *at <= now_ms) {
+        let is_due = |hash: &Self| {
+            let first = hash.expiries.first().filter(|(at, _)| *at <= now_ms);
+            first.is_some_and(|(_, name)| hash.require(std::iter::once(&**name)).is_ok())
+        };
+        while is_due(self) {
             let Some((_, name)) = self.expiries.pop_first() else { break };
             if self.remove(&name).is_some() {
                 removed.push(name[..].into());
@@ -503,6 +512,7 @@ impl<'a> FromIterator<(&'a [u8], &'a [u8])> for Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoding::OpWriter;
 
     #[test]
     fn counts_and_expiries_follow() {
@@ -540,10 +550,10 @@ mod tests {
         }
         hash.shed(100);
         assert_eq!(hash.min_expire_at_ms(), 30);
-        assert_eq!(hash.require_due(29), Ok(()));
-        assert_eq!(hash.require_due(30), Err(Part::Fields(vec![b"a"[..].into()])));
+        assert_eq!(hash.require_some_due(29), Ok(()));
+        assert_eq!(hash.require_some_due(30), Err(Part::Fields(vec![b"a"[..].into()])));
         hash.apply_loaded(b"a", field(30));
-        assert_eq!(hash.require_due(49), Ok(()));
+        assert_eq!(hash.require_some_due(49), Ok(()));
         assert_eq!(hash.remove_expired(49), [b"a"[..].into()]);
         assert_eq!((hash.len(), hash.min_expire_at_ms()), (2, 50));
         // Only a bound is known of long names.
@@ -579,6 +589,32 @@ mod tests {
         assert_eq!(hash.require_some_due(40), Ok(()));
         assert_eq!(hash.remove_expired(40), [b"a"[..].into()]);
         assert_eq!((hash.len(), hash.min_expire_at_ms()), (3, 50));
+    }
+
+    #[test]
+    fn large_fields_are_deleted_some_at_a_time() {
+        let mut hash = Hash::new();
+        for n in 0..8u8 {
+            hash.set(&[n], &vec![n; 3 << 20], 30);
+        }
+        hash.unpack(7);
+        hash.seal(&mut ElementRows::new(&mut OpWriter::default(), 1, 7, &|_| 0));
+        let (mut removed, mut loads) = (0, 0);
+        while hash.is_due(30) {
+            hash.shed(100);
+            if let Err(part) = hash.require_some_due(30) {
+                let Part::Fields(names) = part else { panic!("{part:?}") };
+                assert!((1..=2).contains(&names.len()), "{}", names.len());
+                loads += 1;
+                for name in names {
+                    let value = vec![name[0]; 3 << 20].into();
+                    hash.apply_loaded(&name, Some(Field { value, expire_at_ms: 30 }));
+                }
+            }
+            removed += hash.remove_expired(30).len();
+        }
+        assert_eq!((removed, hash.len()), (8, 0));
+        assert!(loads >= 3, "{loads}");
     }
 
     #[test]

@@ -283,7 +283,7 @@ impl World {
                     let db = self.partition.store.db_of(due.generation).unwrap();
                     self.run(|store| store.peek(db, &due.key).map(|_| ()));
                     let now_ms = self.model.now_ms;
-                    while let Some(part) = self
+                    while let Some((part, _)) = self
                         .partition
                         .store
                         .missing_due(db, &due.key, now_ms)
