@@ -2,7 +2,6 @@
 
 use crate::membership::Membership;
 use crate::node::{Node, ShutdownRequest};
-use crate::signals::Stops;
 use anyhow::{Context, Result};
 use flagstone_storage::partition::Partition;
 use std::sync::atomic::Ordering;
@@ -25,15 +24,10 @@ const STORE_LOOK: Duration = Duration::from_millis(100);
 
 /// Leaves the cluster: others get this server's shards. Gives that up if the store is away, if it is
 /// not done in time, or if the server is told once more to end.
-pub(crate) async fn leave_cluster(
-    membership: &Membership,
-    node: &Node,
-    request: ShutdownRequest,
-    stops: &mut Stops,
-) {
+pub(crate) async fn leave_cluster(membership: &Membership, node: &Node, request: ShutdownRequest) {
     tokio::select! {
         () = membership.leave(request) => {}
-        () = stops.insisted() => membership.end(),
+        () = node.ending.hurried() => membership.end(),
         () = until_store_is_silent(node) => {
             tracing::warn!("the store does not answer: this server does not leave the cluster in order");
             membership.end();
@@ -55,8 +49,6 @@ pub(crate) fn drain(
     threads: Vec<JoinHandle<Result<Partition>>>,
     node: &Node,
     background: &Runtime,
-    request: ShutdownRequest,
-    mut stops: Stops,
 ) -> Result<()> {
     let mut failed = None;
     let mut partitions = Vec::new();
@@ -73,13 +65,13 @@ pub(crate) fn drain(
     if !background.block_on(copied) {
         tracing::warn!("a copy of the data for a replica does not end");
     }
-    let mut is_complete = !request.now;
+    let mut is_complete = !node.ending.is_hurried();
     if is_complete {
         let limit = if node.journal.stats().refusing { CLOSE_FULL } else { CLOSE };
         let closed = background.block_on(async {
             tokio::select! {
                 closed = close_shards(partitions, limit) => Some(closed),
-                () = stops.insisted() => None,
+                () = node.ending.hurried() => None,
                 () = until_store_is_silent(node) => {
                     let what = "the store does not answer; what the shards lack is in the journal";
                     Some(Err(anyhow::anyhow!(what)))

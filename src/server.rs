@@ -296,14 +296,13 @@ fn serve(
     background.spawn(primary::run_feeder(node.clone(), peers.clone()));
     let membership = joined.map(|joined| Membership::begin(joined, node.clone(), peers.clone()));
     // Long-running scripts see its end, whatever asked for it.
-    let request = background.block_on(wait_for_stop(&node, &peers, &mut stops));
+    let (number, request) = background.block_on(wait_for_stop(&node, &peers, &mut stops));
+    background.spawn(hurry_at_signal(node.clone(), stops, number));
     supervisor.iter().for_each(|supervisor| supervisor.tell("STOPPING=1\nSTATUS=Shutting down"));
     http.iter().for_each(HttpPort::end);
-    membership.iter().for_each(|it| {
-        background.block_on(leave_cluster(it, &node, request, &mut stops));
-    });
+    membership.iter().for_each(|it| background.block_on(leave_cluster(it, &node, request)));
     stop.send_replace(true);
-    let drained = drain(threads, &node, background, request, stops);
+    let drained = drain(threads, &node, background);
     membership.iter().for_each(|it| background.block_on(it.release(drained.is_ok())));
     // Until now the HTTP port has told why nothing is served.
     drop((locks, http));
@@ -400,7 +399,8 @@ async fn serve_reloads(node: Arc<Node>) {
 
 /// Waits for SIGTERM, SIGINT, SIGQUIT or SHUTDOWN, then for the replicas, unless SHUTDOWN NOW or a
 /// signal insists on the end. SHUTDOWN ABORT takes a stop back that waits.
-async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> ShutdownRequest {
+/// Returns the number of the stop, and how the node ends.
+async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> (u64, ShutdownRequest) {
     loop {
         let stop = tokio::select! {
             signal = stops.wait() => {
@@ -415,16 +415,23 @@ async fn wait_for_stop(node: &Node, peers: &Peers, stops: &mut Stops) -> Shutdow
         };
         tokio::select! {
             () = primary::see_off(node, peers) => {}
-            () = stops.insisted() => {}
+            () = stops.insisted() => node.ending.hurry(stop),
             () = node.ending.insisted(stop) => {}
         }
         if let Some(request) = node.ending.begin(stop) {
             node.end_commit_window();
-            return request;
+            return (stop, request);
         }
         stops.forget().await;
         node.pauses.release_writes(PauseReason::Shutdown);
     }
+}
+
+/// Ends a stop early that has begun, at a further signal that insists on the end.
+async fn hurry_at_signal(node: Arc<Node>, mut stops: Stops, stop: u64) {
+    stops.insisted().await;
+    tracing::info!("the hand-over to the shards ends here, if it is still running");
+    node.ending.hurry(stop);
 }
 
 /// Values that all workers start with.

@@ -1,7 +1,7 @@
 //! Signals: those that end the server, and those that are ignored.
 
 use std::future::pending;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Time within which a further signal counts as the same one, sent twice: to the process and to its
@@ -48,7 +48,11 @@ impl Reloads {
 }
 
 /// Signals that shut the server down in an orderly way: SIGTERM, SIGINT, SIGQUIT.
-pub struct Stops(Option<[Signal; 3]>);
+pub struct Stops {
+    caught: Option<[Signal; 3]>,
+    /// When a stop began, in which a further signal counts.
+    begun: Option<Instant>,
+}
 
 impl Stops {
     /// Catches the signals: they do not end the process by themselves any more. To be called within
@@ -61,14 +65,14 @@ impl Stops {
         );
         let (Ok(term), Ok(int), Ok(quit)) = caught else {
             tracing::warn!("signals cannot be caught; stop the server by SHUTDOWN");
-            return Self(None);
+            return Self { caught: None, begun: None };
         };
-        Self(Some([term, int, quit]))
+        Self { caught: Some([term, int, quit]), begun: None }
     }
 
     /// Waits for a signal, and returns its name.
     pub async fn wait(&mut self) -> &'static str {
-        let Some([term, int, quit]) = &mut self.0 else { return pending().await };
+        let Some([term, int, quit]) = &mut self.caught else { return pending().await };
         tokio::select! {
             Some(()) = term.recv() => "SIGTERM",
             Some(()) = int.recv() => "SIGINT",
@@ -77,19 +81,28 @@ impl Stops {
         }
     }
 
-    /// Forgets the signals that have come.
+    /// Forgets the signals that have come, and the stop that was taken back.
     pub async fn forget(&mut self) {
-        for signal in self.0.iter_mut().flatten() {
+        self.begun = None;
+        self.pass_over().await;
+    }
+
+    async fn pass_over(&mut self) {
+        for signal in self.caught.iter_mut().flatten() {
             let _ = tokio::time::timeout(Duration::ZERO, signal.recv()).await;
         }
     }
 
     /// Waits, during the shutdown, for a SIGINT that demands an immediate end: as in Redis, the
-    /// second one. Logs the other signals, because the server is stopping already.
+    /// second one. Logs the other signals, because the server is stopping already. A later call goes on
+    /// where one was given up.
     pub async fn insisted(&mut self) {
-        tokio::time::sleep(SAME).await;
-        // Duplicates of the first.
-        self.forget().await;
+        let left = SAME.saturating_sub(self.begun.get_or_insert_with(Instant::now).elapsed());
+        if !left.is_zero() {
+            tokio::time::sleep(left).await;
+            // Duplicates of the first.
+            self.pass_over().await;
+        }
         loop {
             match self.wait().await {
                 "SIGINT" => return,

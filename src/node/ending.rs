@@ -33,6 +33,13 @@ struct Stopping {
     aborted: u64,
 }
 
+impl Stopping {
+    /// Returns true if the end has begun, and is an immediate one.
+    fn is_hurried(&self) -> bool {
+        self.ends && self.wish.is_some_and(|wish| wish.now)
+    }
+}
+
 /// State of a node's shutdown.
 pub struct Ending {
     workers: usize,
@@ -151,6 +158,24 @@ impl Ending {
         self.reached(|now| now.ends || now.aborted != stop || insists(now)).await;
     }
 
+    /// Ends what is not needed to keep the data: of this stop, unless it was taken back.
+    pub(crate) fn hurry(&self, stop: u64) {
+        self.stopping.send_if_modified(|stopping| {
+            let wish = stopping.wish.as_mut().filter(|_| stopping.aborted == stop);
+            wish.is_some_and(|wish| !std::mem::replace(&mut wish.now, true))
+        });
+    }
+
+    /// Returns true if the node ends without what is not needed to keep the data.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.stopping.borrow().is_hurried()
+    }
+
+    /// Waits until the node ends without what is not needed to keep the data.
+    pub(crate) async fn hurried(&self) {
+        self.reached(Stopping::is_hurried).await;
+    }
+
     /// Waits until a stop was taken back.
     pub(crate) async fn aborted(&self, stop: u64) {
         self.reached(|stopping| stopping.aborted != stop).await;
@@ -171,5 +196,33 @@ impl Ending {
     /// Returns true if the node is being shut down.
     pub fn is_ending(&self) -> bool {
         self.stopping.borrow().ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_stop_that_is_on_its_way_can_be_hurried() {
+        let (in_order, now) = (ShutdownRequest { now: false }, ShutdownRequest { now: true });
+        let ending = Ending::new(1);
+        ending.hurry(0);
+        assert!(!ending.is_asked(), "nobody has asked for an end");
+        let first = ending.ask(in_order);
+        assert!(ending.abort());
+        let second = ending.ask(in_order);
+        ending.hurry(first);
+        assert_eq!(ending.begin(second), Some(in_order), "the signal was for the one before");
+        assert!(!ending.is_hurried());
+        ending.hurry(second);
+        ending.hurried().await;
+        let ending = Ending::new(1);
+        let stop = ending.ask(in_order);
+        ending.hurry(stop);
+        ending.insisted(stop).await;
+        assert!(!ending.is_hurried(), "it may still be taken back");
+        assert_eq!(ending.begin(stop), Some(now));
+        assert!(ending.is_hurried());
     }
 }

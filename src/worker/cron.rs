@@ -210,8 +210,8 @@ impl Worker {
     }
 
     /// Stops accepting, ends the connections, commits the open round, and lets the background
-    /// finish. Returns false if a hand-over is still running: the journal has everything, so the
-    /// engines are left as after a crash.
+    /// finish. Returns false if a hand-over is still running, although the stop was not to end it: the
+    /// journal has everything, so the engines are left as after a crash.
     pub(crate) async fn stop(&self) -> bool {
         self.stop.cancel();
         self.end_connections().await;
@@ -240,7 +240,7 @@ impl Worker {
             (None, true) => CLOSING,
             (None, false) => HANDING,
         };
-        self.jobs_done(handing).await
+        self.jobs_done(handing).await || self.node.ending.is_hurried()
     }
 
     /// Returns the partition of a worker that has stopped.

@@ -379,12 +379,13 @@ impl Worker {
         jobs.get(&stay).is_some_and(|job| job.busy || job.flushing || job.resolving)
     }
 
-    /// Waits until no job of the shards is running. Returns false if that takes too long, or if a
-    /// shard cannot store rows.
+    /// Waits until no job of the shards is running. Returns false if that takes too long, if a shard
+    /// cannot store rows, or if the stop does not wait for that.
     pub(super) async fn jobs_done(&self, within: Duration) -> bool {
         let begun = Instant::now();
         while self.passes.jobs.borrow().values().any(|job| job.busy || job.flushing) {
-            if self.is_stalled() || begun.elapsed() > within {
+            let is_hurried = self.node.ending.is_hurried();
+            if is_hurried || self.is_stalled() || begun.elapsed() > within {
                 return false;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,30 @@ pub(crate) struct Bucket {
     objects: Arc<Mutex<Objects>>,
     away: Arc<AtomicBool>,
     full: Arc<AtomicBool>,
+    shards: Arc<HeldShards>,
+}
+
+/// Files of shards that wait to be stored, while that is held up.
+#[derive(Default)]
+struct HeldShards {
+    is_on: AtomicBool,
+    waiting: AtomicUsize,
+}
+
+impl HeldShards {
+    /// Waits with a request that stores a file of a shard.
+    fn hold(&self, request: &Request) {
+        if request.method != "PUT" && request.method != "POST"
+            || !request.path.contains("/db/compacted/")
+        {
+            return;
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        while self.is_on.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 struct Request {
@@ -51,16 +75,18 @@ impl Bucket {
         let port = listener.local_addr().expect("its address").port();
         let away = Arc::new(AtomicBool::new(false));
         let full = Arc::new(AtomicBool::new(false));
+        let shards = Arc::<HeldShards>::default();
         let (is_away, is_full, kept) = (away.clone(), full.clone(), objects.clone());
+        let held = shards.clone();
         // It ends with the process.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (objects, away) = (objects.clone(), is_away.clone());
-                let full = is_full.clone();
-                thread::spawn(move || serve(&stream, &objects, &away, &full));
+                let (full, shards) = (is_full.clone(), held.clone());
+                thread::spawn(move || serve(&stream, &objects, &away, (&full, &shards)));
             }
         });
-        Self { port, objects: kept, away, full }
+        Self { port, objects: kept, away, full, shards }
     }
 
     /// From now on it takes requests and does not answer them, or does again.
@@ -71,6 +97,16 @@ impl Bucket {
     /// From now on it answers, and refuses to store anything.
     pub(crate) fn fill(&self) {
         self.full.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on it answers nothing that stores a file of a shard, or does again.
+    fn hold_shards(&self, on: bool) {
+        self.shards.is_on.store(on, Ordering::SeqCst);
+    }
+
+    /// Returns true if a file of a shard waits to be stored.
+    fn holds_some(&self) -> bool {
+        self.shards.waiting.load(Ordering::SeqCst) > 0
     }
 
     /// Returns true if there is an object whose name begins so.
@@ -93,9 +129,15 @@ impl Bucket {
     }
 }
 
-fn serve(stream: &TcpStream, objects: &Mutex<Objects>, away: &AtomicBool, full: &AtomicBool) {
+fn serve(
+    stream: &TcpStream,
+    objects: &Mutex<Objects>,
+    away: &AtomicBool,
+    (full, shards): (&AtomicBool, &HeldShards),
+) {
     let mut input = BufReader::new(stream);
     while let Some(request) = read_request(&mut input) {
+        shards.hold(&request);
         let (status, headers, body) = match request.method.as_str() {
             "PUT" | "POST" if full.load(Ordering::SeqCst) => {
                 ("507 Insufficient Storage", Vec::new(), Vec::new())
@@ -543,4 +585,63 @@ fn tools_work_again_and_again_in_a_directory_used_like_a_bucket() {
     fs::remove_dir_all(shared.path().join("new")).expect("removed");
     done(&["restore", "--from", &place("backups"), "--to", &place("new")]);
     has_all(&done(&["check", "--dir", &place("new")]));
+}
+
+/// How long a stop in order would wait for shards that cannot be stored is more than this.
+const NOW: Duration = Duration::from_secs(25);
+
+/// Keys that fill three eighths of the journal: then the engines are made to flush.
+const KEYS: u64 = 48;
+
+/// Starts a server whose shards are being stored, which does not get on.
+fn storing_slowly(bucket: &Bucket) -> Server {
+    let options = [
+        ["--store", "s3://bucket/data"],
+        ["--store-timeout-ms", "120000"],
+        ["--handover-interval-ms", "10"],
+        ["--journal-max-size", "4mb"],
+    ];
+    let server = Server::start_in(bucket.environment(), options.as_flattened());
+    bucket.hold_shards(true);
+    let value = "v".repeat(1 << 16);
+    let all: Vec<(u64, &str)> = (0..KEYS).map(|n| (n, &*value)).collect();
+    let () = server.client().mset(&all).expect("stored in the journal");
+    wait_until("the shards are being stored", || bucket.holds_some());
+    server
+}
+
+/// Checks that a server has ended in order, and that its next life has all keys.
+fn ends_now(bucket: &Bucket, mut server: Server, since: Instant) {
+    assert_eq!(server.reap(), Some(0), "{}", server.log());
+    assert!(since.elapsed() < NOW, "it has waited for the shards: {:?}", since.elapsed());
+    let log = server.log();
+    assert!(log.contains("the last of it in the journal only"), "{log}");
+    bucket.hold_shards(false);
+    server.restart();
+    let keys: u64 = redis::cmd("DBSIZE").query(&mut server.client()).expect("a number");
+    assert_eq!(keys, KEYS);
+    server.stop();
+}
+
+#[test]
+fn shutdown_now_does_not_wait_for_shards_that_are_being_stored() {
+    let bucket = Bucket::start();
+    let server = storing_slowly(&bucket);
+    let began = Instant::now();
+    let gone: redis::RedisResult<()> =
+        redis::cmd("SHUTDOWN").arg("NOW").query(&mut server.client());
+    assert!(gone.is_err(), "the connection ends");
+    ends_now(&bucket, server, began);
+}
+
+#[test]
+fn a_second_interrupt_ends_the_hand_over_of_a_stop() {
+    let bucket = Bucket::start();
+    let server = storing_slowly(&bucket);
+    server.signal(Signal::TERM);
+    // Within a second, a further signal counts as the same one.
+    thread::sleep(Duration::from_secs(2));
+    let began = Instant::now();
+    server.signal(Signal::INT);
+    ends_now(&bucket, server, began);
 }
