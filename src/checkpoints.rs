@@ -54,13 +54,8 @@ enum Purpose {
 
 fn begin_for(node: &Arc<Node>, purpose: Purpose) -> Option<oneshot::Receiver<Taken>> {
     let changes = node.changes();
-    {
-        let mut stats = node.checkpoints.lock();
-        if stats.running_since.is_some() {
-            return None;
-        }
-        stats.running_since = Some(Instant::now());
-        stats.saves += 1;
+    if !node.checkpoints.begin() {
+        return None;
     }
     let (done, result) = oneshot::channel();
     let node = node.clone();
@@ -162,6 +157,7 @@ impl Drop for Wanting {
 /// Error of a checkpoint that would have, or has, a part of a data set.
 const SHARED: &str = "the shards of a cluster belong to several servers: back up its bucket with the \
     means of the store";
+const CANCELLED: &str = "it was cancelled";
 const PARTIAL: &str = "the data set of a primary is being loaded, and a part of it is there only";
 
 async fn run(node: &Node, purpose: Purpose) -> Taken {
@@ -171,7 +167,13 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
     if node.cluster.is_some() {
         return Err(SHARED.into());
     }
-    let _turn = checkpoints.turn.lock().await;
+    let _turn = tokio::select! {
+        turn = checkpoints.turn.lock() => turn,
+        () = checkpoints.cancelled() => {
+            tracing::warn!("no checkpoint was taken: {CANCELLED}");
+            return Err(CANCELLED.into());
+        }
+    };
     let whole = node.health.replica.whole_since();
     if whole.is_none() {
         return Err(PARTIAL.into());
@@ -179,10 +181,10 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
     let taken = tokio::select! {
         taken = take(source, max_journal) => taken,
-        () = checkpoints.cancelled.notified() => {
+        () = checkpoints.cancelled() => {
             // Removes the unfinished checkpoint.
             let cleaned = catalog.clean(&source.engines()).await;
-            cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
+            cleaned.and(Err(anyhow::anyhow!(CANCELLED)))
         }
     };
     let taken = match taken {

@@ -508,3 +508,27 @@ fn nothing_is_lost_however_often_shards_move_under_load() {
     drop(client);
     assert_eq!(server.end(), all);
 }
+
+/// A shard that is split has the turn of checkpoints for as long as its rows take to get to the store.
+#[test]
+fn a_checkpoint_that_waits_for_its_turn_can_be_cancelled() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    let turn = server.background.block_on(server.node.checkpoints.turn.lock());
+    assert_eq!(client.ask("BGSAVE"), "+Background saving started");
+    let is_running = |client: &mut TestClient| {
+        client.ask("INFO persistence").contains("rdb_bgsave_in_progress:1")
+    };
+    assert!(is_running(&mut client));
+    assert_eq!(client.ask("BGSAVE CANCEL"), "+Background saving cancelled");
+    let begun = std::time::Instant::now();
+    while is_running(&mut client) {
+        assert!(begun.elapsed() < SOON, "it goes on to wait");
+    }
+    assert!(client.ask("INFO persistence").contains("rdb_last_bgsave_status:err"));
+    drop(turn);
+    // The next one is another one.
+    assert_eq!(client.ask("SAVE"), "+OK");
+    drop(client);
+    server.end();
+}

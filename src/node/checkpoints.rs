@@ -5,7 +5,7 @@ use flagstone_storage::place::Place;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::{OnceCell, watch};
 
 /// Persistence figures of INFO.
 #[derive(Clone, Debug)]
@@ -30,7 +30,8 @@ pub struct Checkpoints {
     stats: Mutex<SaveStats>,
     /// Ages of the checkpoints, from the first look at them on.
     ageing: OnceCell<Mutex<Ageing>>,
-    pub(crate) cancelled: Notify,
+    /// True once the checkpoint that is being taken is to end, also while it waits for its turn.
+    cancelling: watch::Sender<bool>,
     /// Number of checkpoints that wait until the engines have taken the pending rows.
     pub(crate) wanting: AtomicUsize,
     /// Held while a checkpoint is taken, or a shard is split: not both at a time.
@@ -52,7 +53,7 @@ impl Checkpoints {
             archive,
             stats: Mutex::new(stats),
             ageing: OnceCell::new(),
-            cancelled: Notify::new(),
+            cancelling: watch::Sender::new(false),
             wanting: AtomicUsize::new(0),
             turn: tokio::sync::Mutex::default(),
         }
@@ -88,12 +89,31 @@ impl Checkpoints {
         self.wanting.load(Ordering::Relaxed) > 0
     }
 
+    /// Begins a checkpoint; returns false if one is being taken.
+    pub(crate) fn begin(&self) -> bool {
+        let mut stats = self.lock();
+        let begins = stats.running_since.is_none();
+        if begins {
+            stats.running_since = Some(Instant::now());
+            stats.saves += 1;
+            self.cancelling.send_replace(false);
+        }
+        begins
+    }
+
     /// Cancels the running checkpoint; returns false if there is none.
     pub fn cancel(&self) -> bool {
-        let is_running = self.lock().running_since.is_some();
+        let stats = self.lock();
+        let is_running = stats.running_since.is_some();
         if is_running {
-            self.cancelled.notify_waiters();
+            self.cancelling.send_replace(true);
         }
         is_running
+    }
+
+    /// Waits until the running checkpoint is cancelled.
+    pub(crate) async fn cancelled(&self) {
+        // It has a sender as long as this is there.
+        let _ = self.cancelling.subscribe().wait_for(|is_cancelled| *is_cancelled).await;
     }
 }
