@@ -52,7 +52,7 @@ impl Mirrors {
     }
 
     /// Shows a shard from now on.
-    pub fn show(&self, shard: u16) {
+    pub(super) fn show(&self, shard: u16) {
         self.set(shard, true);
     }
 

@@ -329,6 +329,12 @@ impl Cluster {
         awaited
     }
 
+    /// Shows a shard of another server from now on: commands may wait for it.
+    pub fn show_mirror(&self, shard: u16) {
+        self.mirrors.show(shard);
+        self.changed.notify_waiters();
+    }
+
     /// Returns true if a slot's shard is shown here, although another server owns it.
     pub fn mirrors(&self, slot: u16) -> bool {
         self.mirrors.shows(self.layout.shard_of(slot))

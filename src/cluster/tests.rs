@@ -1,7 +1,7 @@
 //! Tests of waiting for libraries of functions.
 
 use super::*;
-use flagstone_storage::cluster::MapDraft;
+use flagstone_storage::cluster::{MapDraft, ServerRole};
 
 /// Returns a cluster without libraries, and its first two maps, each of which names others.
 fn cluster() -> (Cluster, [Arc<ClusterMap>; 2]) {
@@ -161,4 +161,26 @@ fn shards_on_their_way_here_matter_to_flushes_and_parked_ones_to_all() {
     let parked = after(&moving, |draft| draft.park(0, one).unwrap());
     cluster.learn(&after(&parked, |draft| draft.seal(one, &[]).unwrap()));
     assert!(awaits(false) && awaits(true), "it is to take the parked one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn commands_on_all_keys_of_a_replica_go_on_when_the_last_shard_is_shown() {
+    let (map, _) = map_of_one();
+    let mut life = Life(0);
+    let map = after(&map, |draft| {
+        life = draft.join_as_replica(NodeId([2; 20]), ADDRESS(2), ServerRole::Replica).unwrap();
+    });
+    let cluster = server(2, life, &map);
+    let part = ExpectedPart::AllShards { and_to_come: false };
+    assert!(cluster.awaits(part));
+    let showing = async {
+        for shard in [0, 1] {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            cluster.show_mirror(shard);
+        }
+    };
+    let begun = Instant::now();
+    tokio::join!(cluster.until_settled(part, begun + PATIENCE), showing);
+    assert_eq!(begun.elapsed(), Duration::from_millis(20));
+    assert!(!cluster.awaits(part) && cluster.begin_look().is_ok());
 }

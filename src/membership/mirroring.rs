@@ -329,7 +329,7 @@ impl Following {
             let elsewhere = move |slot| cluster.refusal(slot, false);
             let shown = self.own.cluster.clone();
             let show = move |worker: Rc<Worker>| async move {
-                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.mirrors.show(id))
+                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.show_mirror(id))
             };
             let stay = self.on_worker(id, show).await?;
             let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;
