@@ -395,15 +395,17 @@ impl Following {
 
     /// Notes how new the shards are of which everything was read, and waits. `said`: the owner's last
     /// words before the next object was looked for, in vain.
+    ///
+    /// # Errors
+    /// If objects were dropped before they were read: all is read anew, after a pause.
     async fn at_end(&mut self, said: Option<SaidOfJournal>) -> Result<()> {
         let Some(follower) = &self.follower else { return Ok(()) };
         let (up_to, awaited) =
             (follower.read_up_to(), self.ahead.as_ref().map_or(0, |it| it.0.end));
         let published = said.map_or(0, |said| said.published);
         if up_to < published.max(awaited) {
-            // Objects were dropped that were not read yet.
             self.forget();
-            return Ok(());
+            bail!("objects of its journal are gone that were not read yet");
         }
         if let Some(SaidOfJournal { asked, .. }) = said {
             self.shown.keys().for_each(|id| self.own.cluster.mirrors.prove(*id, asked));
