@@ -5,8 +5,8 @@ use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_storage::checkpoint::{
-    AsOf, BackupOptions, Catalog, Checkpoint, Progress, backup, branch, list_backups, restore,
-    take_stopped,
+    AsOf, BackupOptions, Catalog, Checkpoint, Progress, backup, branch, list_backups,
+    refuse_inside, restore, take_stopped,
 };
 use flagstone_storage::directory::{Location, is_data_directory, is_open};
 use flagstone_storage::place::Place;
@@ -171,6 +171,8 @@ impl BackupArgs {
         block_on(async move {
             let begun = Instant::now();
             let (data, to) = (self.of.data.location()?, Place::parse(&self.to)?);
+            // Before a checkpoint is taken for it.
+            refuse_inside(&data, &to)?;
             let id = self.of.take(&data).await?;
             let options = BackupOptions { keep: self.keep, verify: self.verify };
             let bar = Bar::new();

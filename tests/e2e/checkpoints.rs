@@ -276,3 +276,37 @@ fn save_commands_answer_as_they_should() {
     let after = listed();
     assert!(after.last() != before.last(), "{before:?} {after:?}");
 }
+
+#[test]
+fn a_backup_is_not_made_in_the_data_and_leaves_nothing_if_it_fails() {
+    let root = tempfile::tempdir().expect("a directory");
+    let data = root.path().join("data");
+    let of = |path: &Path| path.to_str().expect("a path").to_owned();
+    let mut server = Server::start(&["--dir", &of(&data)]);
+    let () = server.client().set("key", "value").expect("stored");
+    server.stop();
+    let link = root.path().join("link");
+    std::os::unix::fs::symlink(&data, &link).expect("a link");
+    let backup = |to: &Path, more: &[&str]| {
+        let (data, to) = (of(&data), of(to));
+        run(&[&["backup", "--dir", &data, "--to", &to], more].concat())
+    };
+    let before = std::fs::read_dir(&data).expect("the directory").count();
+    for inside in ["data", "data/backups", "data/journal/a/b", "link/backups", "other/../data/x"] {
+        let refused = backup(&root.path().join(inside), &[]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && text.contains("backups belong elsewhere"), "{text}");
+    }
+    let after = std::fs::read_dir(&data).expect("the directory").count();
+    assert_eq!(after, before, "no checkpoint is taken for a backup that is refused");
+    let to = root.path().join("backups");
+    assert!(!backup(&to, &["--checkpoint", "none"]).status.success());
+    assert!(!to.exists());
+    std::fs::create_dir(&to).expect("a directory");
+    assert!(!backup(&to, &["--checkpoint", "none"]).status.success());
+    assert_eq!(std::fs::read_dir(&to).expect("it stays").count(), 0);
+    let made = backup(&to, &[]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let listed = done(&["checkpoints", "--from", &of(&to)]);
+    assert_eq!(listed.lines().count(), 1, "{listed}");
+}

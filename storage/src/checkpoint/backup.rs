@@ -19,13 +19,17 @@ use futures::FutureExt;
 use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
 use std::slice;
 
 const BACKUPS: &str = "backups";
 const OBJECTS: &str = "objects";
+
+/// The file that is locked while a backup is made.
+const LOCK: &str = "lock";
 
 /// A file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,19 +123,88 @@ pub async fn list_backups(place: &Place) -> Result<Vec<Backup>> {
     Ok(backups)
 }
 
+/// Refuses a place of backups in the directories that are to be saved: what becomes of these becomes of
+/// the backups, and some of what is in them is removed at a start.
+///
+/// # Errors
+/// If it is one of them, or inside.
+pub fn refuse_inside(from: &Location, place: &Place) -> Result<()> {
+    let Some(to) = place.dir() else { return Ok(()) };
+    let to = real_path(to).with_context(|| format!("{place}"))?;
+    let all = [
+        ("data directory", from.store.clone()),
+        ("journal", from.journal()),
+        ("archive of the journal", from.archive()),
+    ];
+    for (what, own) in all {
+        let Some(Ok(dir)) = own.dir().map(Path::canonicalize) else { continue };
+        if to.starts_with(&dir) {
+            bail!("{place} is in {own}, the {what} that is to be saved: backups belong elsewhere");
+        }
+    }
+    Ok(())
+}
+
+/// Returns a path without links, of which the last parts need not exist.
+fn real_path(path: &Path) -> std::io::Result<PathBuf> {
+    let mut real = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        if part == Component::ParentDir {
+            real.pop();
+        } else {
+            real.push(part);
+            real = real.canonicalize().unwrap_or(real);
+        }
+    }
+    Ok(real)
+}
+
+/// The lock of a local place of backups.
+struct BackupLock {
+    file: File,
+    dir: PathBuf,
+    /// True if the directory was made for it.
+    made: bool,
+}
+
+impl BackupLock {
+    fn path(&self) -> PathBuf {
+        self.dir.join(LOCK)
+    }
+
+    /// Returns true if the file is still there: a run that has failed may just have removed it.
+    fn is_there(&self) -> bool {
+        let id = |found: std::io::Result<Metadata>| found.ok().map(|it| (it.dev(), it.ino()));
+        let own = id(self.file.metadata());
+        own.is_some() && own == id(self.path().metadata())
+    }
+
+    /// Removes the traces of a backup that has failed: nobody would know what the file is for.
+    fn undo(self) {
+        // Any of this may be gone, or have something in it, and then it stays.
+        let _ = std::fs::remove_file(self.path());
+        if self.made {
+            for made in [self.dir.join(BACKUPS), self.dir.join(OBJECTS), self.dir.clone()] {
+                let _ = std::fs::remove_dir(made);
+            }
+        }
+    }
+}
+
 /// Locks a local place, so that one process at a time writes to it. In a bucket, the operator must
 /// see to that.
-fn lock(place: &Place) -> Result<Option<File>> {
+fn lock(place: &Place) -> Result<Option<BackupLock>> {
     let Some(dir) = place.dir() else { return Ok(None) };
+    let made = !dir.exists();
     std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-    let path = dir.join("lock");
+    let path = dir.join(LOCK);
     let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => {
-            remove_staged(dir).with_context(|| format!("cleaning {place}"))?;
-            Ok(Some(file))
+    let lock = BackupLock { file, dir: dir.to_owned(), made };
+    match lock.file.try_lock() {
+        Ok(()) if lock.is_there() => Ok(Some(lock)),
+        Ok(()) | Err(std::fs::TryLockError::WouldBlock) => {
+            bail!("another backup writes to {place}")
         }
-        Err(std::fs::TryLockError::WouldBlock) => bail!("another backup writes to {place}"),
         Err(std::fs::TryLockError::Error(e)) => {
             Err(e).with_context(|| format!("locking {}", path.display()))
         }
@@ -154,7 +227,7 @@ struct BackupJob<'a> {
 /// Copies the checkpoint `id` of a data directory to a place.
 ///
 /// # Errors
-/// If a file cannot be read or written, or is damaged; in a bucket also if the checkpoint is
+/// If the place is in the data directory. If a file cannot be read or written, or is damaged; in a bucket also if the checkpoint is
 /// removed meanwhile, as no lock keeps it there. Then the place has no such backup.
 pub async fn backup(
     from: &Location,
@@ -163,7 +236,28 @@ pub async fn backup(
     options: BackupOptions,
     progress: &dyn Progress,
 ) -> Result<BackupDone> {
-    let _lock = lock(place)?;
+    refuse_inside(from, place)?;
+    let lock = lock(place)?;
+    let done = backup_locked(from, id, place, options, progress).await;
+    if done.is_err()
+        && let Some(lock) = lock
+    {
+        lock.undo();
+    }
+    done
+}
+
+/// The same, while nobody else writes to the place.
+async fn backup_locked(
+    from: &Location,
+    id: &str,
+    place: &Place,
+    options: BackupOptions,
+    progress: &dyn Progress,
+) -> Result<BackupDone> {
+    if let Some(dir) = place.dir() {
+        remove_staged(dir).with_context(|| format!("cleaning {place}"))?;
+    }
     let catalog = Catalog::of(&from.store);
     let (checkpoint, _in_use) = catalog.open(id).await?;
     let copying = async {

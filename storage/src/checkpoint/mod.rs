@@ -36,7 +36,7 @@ use std::fs::File;
 use std::path::Path;
 
 pub use ageing::Ageing;
-pub use backup::{Backup, BackupDone, BackupOptions, backup, list_backups};
+pub use backup::{Backup, BackupDone, BackupOptions, backup, list_backups, refuse_inside};
 pub use catalog::{Catalog, InUse};
 pub use copy::{Progress, Quiet};
 pub use history::{oldest_archived_ms, prune_archive};
