@@ -5,6 +5,7 @@ use super::new_directory::UNFINISHED;
 use super::{OpenOptions, ShardHome};
 use crate::control::{Control, Identity};
 use crate::division::{Division, PartOrigin, ShardPart};
+use crate::journal::of_link;
 use crate::place::Place;
 use crate::slot::{Layout, MAX_SHARDS, SplitPlan, check_division};
 use anyhow::{Context, Result, anyhow, bail};
@@ -543,7 +544,7 @@ pub fn create_private_dir(dir: &Path) -> io::Result<()> {
     }
     match DirBuilder::new().mode(PRIVATE_DIR).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
-        created => created,
+        created => created.map_err(|error| of_link(error, dir)),
     }
 }
 

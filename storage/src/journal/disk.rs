@@ -40,6 +40,15 @@ pub trait File: Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// Returns the error of making a directory, which tells of a link at its place: that the file exists says
+/// nothing if what it points to is away.
+pub(crate) fn of_link(error: io::Error, dir: &Path) -> io::Error {
+    let Ok(target) = fs::read_link(dir) else { return error };
+    let why = if dir.exists() { "which is no directory" } else { "where nothing is" };
+    let text = format!("{} is a link to {}, {why}", dir.display(), target.display());
+    io::Error::new(error.kind(), text)
+}
+
 /// The operating system's files.
 #[derive(Debug, Clone, Copy)]
 pub struct RealDisk;
@@ -54,7 +63,7 @@ impl Disk for RealDisk {
             _ => Path::new("."),
         };
         self.create_dir(parent)?;
-        fs::create_dir(dir)?;
+        fs::create_dir(dir).map_err(|error| of_link(error, dir))?;
         self.sync_dir(parent)
     }
 
@@ -136,4 +145,24 @@ pub(super) fn write_zeros(file: &dyn File, mut offset: u64, mut length: u64) -> 
         length -= piece;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_a_directory_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let (link, target) = (root.path().join("archive"), root.path().join("disk"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let shown = format!("{} is a link to {}, ", link.display(), target.display());
+        let told = || RealDisk.create_dir(&link).unwrap_err().to_string();
+        assert_eq!(told(), format!("{shown}where nothing is"));
+        fs::write(&target, "").unwrap();
+        assert_eq!(told(), format!("{shown}which is no directory"));
+        fs::remove_file(&target).unwrap();
+        fs::create_dir(&target).unwrap();
+        RealDisk.create_dir(&link).unwrap();
+    }
 }

@@ -46,6 +46,7 @@ pub use bucket::{
     BucketJournal, BucketOptions, BucketRecovery, BucketView, JournalCondition, JournalLook,
     JournalSight, JournalTail, TailStep,
 };
+pub(crate) use disk::of_link;
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
