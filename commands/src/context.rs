@@ -256,8 +256,7 @@ impl<'a> Ctx<'a> {
 impl Ctx<'_> {
     /// Returns the maximum length of a string in bytes. In the stream of a primary, its limit holds.
     pub fn longest_string(&self) -> usize {
-        let is_of_stream = self.store.due_ms() == 0;
-        let limit = if is_of_stream { LONGEST } else { self.settings.proto_max_bulk_len };
+        let limit = if self.store.obeys() { LONGEST } else { self.settings.proto_max_bulk_len };
         limit.min(LONGEST)
     }
 

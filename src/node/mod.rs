@@ -397,6 +397,9 @@ impl Node {
         if request.sees_expired {
             store.see_expired();
         }
+        if request.is_of_stream() {
+            store.obey();
+        }
     }
 
     /// Applies `import-mode`.

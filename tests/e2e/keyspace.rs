@@ -208,6 +208,16 @@ fn in_the_import_mode_keys_do_not_expire_and_their_source_sees_them() {
     let number = |value: redis::Value| redis::from_redis_value::<i64>(value).expect("a number");
     let names = |value: redis::Value| redis::from_redis_value::<Vec<String>>(value).expect("names");
     ask(&mut source, "CLIENT IMPORT-SOURCE ON");
+    // It is a client: the limits of this server hold.
+    ask(&mut client, "CONFIG SET proto-max-bulk-len 1048576");
+    for line in
+        ["SETRANGE long 1048576 x", "SETBIT long 8388608 1", "XADD s MAXLEN = 1 LIMIT 1 * a b"]
+    {
+        let mut words = line.split(' ');
+        let mut request = redis::cmd(words.next().expect("a name"));
+        words.for_each(|word| _ = request.arg(word));
+        assert!(request.query::<redis::Value>(&mut source).is_err(), "{line}");
+    }
     for key in ["a", "b", "c"] {
         ask(&mut source, &format!("SET {key} 1 PX 1"));
     }

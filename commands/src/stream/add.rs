@@ -60,7 +60,7 @@ impl ExactSizeIterator for FieldArgs<'_> {}
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value…`
 fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db, now_ms) = (key_arg(args)?, cx.db, cx.now_ms());
-    let options = TrimOptions::parse(args, true, cx.due_ms() == 0, cx.settings)?;
+    let options = TrimOptions::parse(args, true, cx.store.obeys(), cx.settings)?;
     let fields = FieldArgs { args, at: options.at + 1 };
     let Some(wanted) = options.id.filter(|_| is_paired(args.len(), fields.at)) else {
         return Err(error::arity("xadd").into());

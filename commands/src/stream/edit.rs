@@ -33,7 +33,7 @@ fn xdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`
 fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db) = (key_arg(args)?, cx.db);
-    let options = TrimOptions::parse(args, false, cx.due_ms() == 0, cx.settings)?;
+    let options = TrimOptions::parse(args, false, cx.store.obeys(), cx.settings)?;
     let Some(mut entry) = cx.store.typed_mut::<Stream>(db, name)? else {
         cx.out.int(0);
         return Ok(());

@@ -90,6 +90,8 @@ pub struct Store {
     now_ms: u64,
     /// Time by which keys have expired.
     due_ms: u64,
+    /// True if the command is one of a primary's stream.
+    obeys: bool,
     touch: bool,
     /// How accesses are counted; `None`: they are not.
     counting: Option<AccessCounting>,
@@ -155,6 +157,7 @@ impl Store {
             seen: 0,
             now_ms: 0,
             due_ms: 0,
+            obeys: false,
             touch: true,
             counting: None,
             keeps_expired: false,
@@ -193,6 +196,7 @@ impl Store {
     pub fn begin(&mut self, now_ms: u64, touch: bool) {
         self.now_ms = now_ms;
         self.due_ms = now_ms;
+        self.obeys = false;
         self.touch = touch;
         self.keeps_expired = false;
         self.seen = self.arranged;
@@ -208,6 +212,16 @@ impl Store {
     /// Makes this command see expired keys as any others.
     pub fn see_expired(&mut self) {
         self.due_ms = 0;
+    }
+
+    /// Makes this command one of a primary's stream, whose limits hold.
+    pub fn obey(&mut self) {
+        self.obeys = true;
+    }
+
+    /// Returns true if the command is one of a primary's stream.
+    pub fn obeys(&self) -> bool {
+        self.obeys
     }
 
     /// Returns true if expired keys and fields are hidden, but not deleted.
