@@ -47,6 +47,8 @@ pub struct Session {
     /// Delay of its next reply.
     pub penalty: Option<Duration>,
     pub reply_mode: ReplyMode,
+    /// True if EXEC has run CLIENT REPLY SKIP: the reply behind that of EXEC is skipped.
+    pub skips_next: bool,
     /// True after CLIENT NO-TOUCH ON: reads do not count as accesses.
     pub no_touch: bool,
     /// True if the connection is to be closed once the reply is written.
@@ -90,6 +92,7 @@ impl Session {
             wrong_passwords: 0,
             penalty: None,
             reply_mode: ReplyMode::On,
+            skips_next: false,
             no_touch: false,
             closing: false,
             subscriptions: None,
@@ -134,6 +137,27 @@ impl Session {
     #[inline]
     pub fn is_trusted(&self) -> bool {
         self.authenticated || self.link.as_ref().is_some_and(|link| link.is_proven())
+    }
+
+    /// Skips the next reply: if EXEC runs that, the one behind that of EXEC.
+    pub fn skip_reply(&mut self) {
+        match self.reply_mode {
+            ReplyMode::Off => {}
+            _ if self.in_exec => self.skips_next = true,
+            _ => self.reply_mode = ReplyMode::SkipNext,
+        }
+    }
+
+    /// Ends the reply of a command that has run. Returns false if the client does not want it.
+    pub fn end_reply(&mut self) -> bool {
+        let is_wanted = self.reply_mode == ReplyMode::On;
+        if self.reply_mode == ReplyMode::Skip {
+            self.reply_mode = ReplyMode::On;
+        }
+        if std::mem::take(&mut self.skips_next) && self.reply_mode == ReplyMode::On {
+            self.reply_mode = ReplyMode::SkipNext;
+        }
+        is_wanted
     }
 
     /// Moves its pushes into a reply, ahead of the reply itself. If replies are switched off, they

@@ -46,14 +46,13 @@ impl Connection {
         let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
         let args = parser.args(&buf);
         let mut out = self.session.request().reply();
-        let mode = self.session.reply_mode;
         if self.session.reply_mode == ReplyMode::SkipNext {
             self.session.reply_mode = ReplyMode::Skip;
         }
         let left = buf.len() - parser.consumed();
         let command = gate::resolve(args).ok();
         let shows_data = command.is_some_and(|command| self.shows_data(command));
-        let ended = self.run_alone(args, left, &settings, &mut out).await?;
+        let mut ended = self.run_alone(args, left, &settings, &mut out).await?;
         // Other clients need not wait until this one has read its reply.
         self.worker.node.broadcast.pubsub.ring();
         let worker = self.worker.clone();
@@ -70,16 +69,11 @@ impl Connection {
             }
             out.truncate(0);
             out.error(text);
+            ended.is_sifted = false;
         }
         self.session.end_caching(command);
-        let silent = match (mode, self.session.reply_mode) {
-            (_, ReplyMode::Skip) => {
-                self.session.reply_mode = ReplyMode::On;
-                true
-            }
-            (_, ReplyMode::Off | ReplyMode::SkipNext) => true,
-            _ => false,
-        };
+        let is_wanted = self.session.end_reply();
+        let silent = if ended.is_sifted { out.is_empty() } else { !is_wanted };
         let mut buf = buf;
         let consumed = parser.consumed();
         if consumed == buf.len() {

@@ -6,7 +6,7 @@ use super::{Connection, Dispatched, Settled, gate};
 use crate::command::{Answer, Command, Outcome, Request};
 use crate::config::Settings;
 use crate::routing;
-use crate::session::chosen_db;
+use crate::session::{ReplyMode, chosen_db};
 use crate::transaction::{Transaction, queued, runs_in_unit};
 use flagstone_commands::flag;
 use flagstone_storage::KeyHash;
@@ -140,14 +140,17 @@ impl Connection {
         self.session.take_pushes(out);
         if ran.outcome == Outcome::Done {
             let mut others = request.reply();
-            ended.close = Box::pin(self.run_others(&transaction, &mut others)).await?;
+            let mut wanted = vec![self.session.reply_mode == ReplyMode::On];
+            let running = self.run_others(&transaction, &mut others, &mut wanted);
+            ended.close = Box::pin(running).await?;
             // ROLE among them may tell of a promotion: then the unit shows what the primary has.
             if had_primary && !replica.has_primary() && !transaction.may_write() {
                 ran = self.run_unit(exec, &transaction, request).await?;
                 ended.outcome = ran.outcome;
             }
             if ran.outcome == Outcome::Done {
-                put_together(&transaction, &ran.reply, &others, out);
+                put_together(&transaction, &ran.reply, &others, &wanted, out);
+                ended.is_sifted = true;
             }
             out.take_lack(&mut others);
         }
@@ -189,8 +192,14 @@ impl Connection {
     }
 
     /// Runs the commands of a transaction that need the connection, behind its part on keys; writes
-    /// a piece for each of them. Returns true if the connection has to be closed.
-    async fn run_others(&mut self, transaction: &Transaction, out: &mut Reply) -> Result<bool> {
+    /// a piece for each of them, and whether the client wants it and those behind it. Returns true if the
+    /// connection has to be closed.
+    async fn run_others(
+        &mut self,
+        transaction: &Transaction,
+        out: &mut Reply,
+        wanted: &mut Vec<bool>,
+    ) -> Result<bool> {
         let settings = self.worker.settings();
         let node = self.worker.node.clone();
         let _hold = node.pauses.hold_evictions();
@@ -206,6 +215,7 @@ impl Connection {
                 close |= self.run_admitted(command, manner, args, out).await?.close;
             }
             out.end_piece();
+            wanted.push(self.session.reply_mode == ReplyMode::On);
         }
         self.session.in_exec = false;
         Ok(close)
@@ -213,12 +223,30 @@ impl Connection {
 }
 
 /// Puts the replies of a transaction together, of its unit and of its other commands, in the order of the commands.
-fn put_together(transaction: &Transaction, unit: &Reply, others: &Reply, out: &mut Reply) {
-    out.array(transaction.commands().len());
+/// `wanted`: whether the client wants the first part, and what comes from each of the other commands on. As
+/// in the reference, the array is announced as one of all replies, whatever is left out.
+fn put_together(
+    transaction: &Transaction,
+    unit: &Reply,
+    others: &Reply,
+    wanted: &[bool],
+    out: &mut Reply,
+) {
+    let mut wanted = wanted.iter().copied();
+    let mut is_wanted = wanted.next().unwrap_or(true);
+    if is_wanted {
+        out.array(transaction.commands().len());
+    }
     let (mut of_unit, mut of_others) = (unit.pieces(), others.pieces());
     for command in transaction.commands() {
-        let piece = if runs_in_unit(command) { of_unit.next() } else { of_others.next() };
-        out.append(piece.unwrap_or_default());
+        let is_of_unit = runs_in_unit(command);
+        if !is_of_unit {
+            is_wanted = wanted.next().unwrap_or(is_wanted);
+        }
+        let piece = if is_of_unit { of_unit.next() } else { of_others.next() };
+        if is_wanted {
+            out.append(piece.unwrap_or_default());
+        }
     }
     if others.is_lost() {
         out.discard_rest();

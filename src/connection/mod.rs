@@ -579,13 +579,15 @@ struct Settled {
     outcome: Outcome,
     /// True if the connection has to be closed.
     close: bool,
+    /// True if its reply has only those parts that the client wants (CLIENT REPLY in EXEC).
+    is_sifted: bool,
 }
 
 impl Settled {
-    const DONE: Self = Self { outcome: Outcome::Done, close: false };
-    const FAILED: Self = Self { outcome: Outcome::Failed, close: false };
-    const REFUSED: Self = Self { outcome: Outcome::Refused, close: false };
-    const CLOSING: Self = Self { outcome: Outcome::Done, close: true };
+    const DONE: Self = Self { outcome: Outcome::Done, close: false, is_sifted: false };
+    const FAILED: Self = Self { outcome: Outcome::Failed, ..Self::DONE };
+    const REFUSED: Self = Self { outcome: Outcome::Refused, ..Self::DONE };
+    const CLOSING: Self = Self { close: true, ..Self::DONE };
 }
 
 #[derive(PartialEq, Eq)]

@@ -208,3 +208,52 @@ fn the_reply_of_a_reset_is_skipped_too() {
         assert_eq!(got, format!("{first}$1\r\n1\r\n+OK\r\n"), "{mode}");
     }
 }
+
+/// In the reference, EXEC runs CLIENT REPLY with the others: its own reply is announced as an array of all
+/// commands, ends where OFF runs, begins where ON runs, and SKIP is for the reply behind that of EXEC.
+#[test]
+fn a_transaction_changes_which_replies_are_wanted_where_it_does_so() {
+    let queued = |n: usize| "+QUEUED\r\n".repeat(n);
+    let cases = [
+        (
+            "INCR n|CLIENT REPLY SKIP|INCR n",
+            format!("+OK\r\n{}*3\r\n:1\r\n:2\r\n", queued(3)),
+            false,
+        ),
+        ("INCR n|CLIENT REPLY OFF|INCR n", format!("+OK\r\n{}*3\r\n:1\r\n", queued(3)), true),
+        (
+            "CLIENT REPLY OFF|INCR n|CLIENT REPLY ON|INCR n",
+            format!("+OK\r\n{}*4\r\n+OK\r\n:2\r\n", queued(4)),
+            true,
+        ),
+        (
+            "CLIENT REPLY SKIP|CLIENT REPLY ON|INCR n",
+            format!("+OK\r\n{}*3\r\n+OK\r\n:1\r\n", queued(3)),
+            false,
+        ),
+    ];
+    for (workers, (commands, expected, is_next_told)) in
+        ["1", "2"].iter().flat_map(|workers| cases.iter().map(move |case| (workers, case)))
+    {
+        let server = Server::start(&["--workers", workers]);
+        let ends_off = commands.contains("OFF") && !commands.contains("ON");
+        let next = if *is_next_told && !ends_off { "+PONG\r\n" } else { "" };
+        let mut sent = String::from("MULTI\r\n");
+        commands.split('|').for_each(|command| sent += &format!("{command}\r\n"));
+        sent += "EXEC\r\nPING\r\nCLIENT REPLY ON\r\nECHO end\r\nQUIT\r\n";
+        let mut socket = server.socket();
+        socket.write_all(sent.as_bytes()).expect("sent");
+        let mut got = String::new();
+        socket.read_to_string(&mut got).expect("the replies");
+        let expected = format!("{expected}{next}+OK\r\n$3\r\nend\r\n+OK\r\n");
+        assert_eq!(got, expected, "{commands}, {workers} workers");
+    }
+    // Replies are off before EXEC, and on from within it.
+    let server = Server::start(&[]);
+    let mut socket = server.socket();
+    let sent = b"CLIENT REPLY OFF\r\nMULTI\r\nINCR n\r\nCLIENT REPLY ON\r\nINCR n\r\nEXEC\r\nPING\r\nQUIT\r\n";
+    socket.write_all(sent).expect("sent");
+    let mut got = String::new();
+    socket.read_to_string(&mut got).expect("the replies");
+    assert_eq!(got, "+OK\r\n:2\r\n+PONG\r\n+OK\r\n");
+}

@@ -309,9 +309,7 @@ fn reply(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     } else if is_word(word, "off") {
         cx.session.reply_mode = ReplyMode::Off;
     } else if is_word(word, "skip") {
-        if cx.session.reply_mode != ReplyMode::Off {
-            cx.session.reply_mode = ReplyMode::SkipNext;
-        }
+        cx.session.skip_reply();
     } else {
         return Err(error::SYNTAX.into());
     }
