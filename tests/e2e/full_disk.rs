@@ -400,3 +400,29 @@ fn a_directory_that_was_moved_away_is_written_to_no_more() {
     let count: u32 = redis::cmd("DBSIZE").query(&mut server.client()).expect("DBSIZE");
     assert_eq!(count, acknowledged);
 }
+
+/// It removes data: it is stored where there is room for its record, and fails at once where there is none.
+#[test]
+fn a_flush_on_a_full_disk_is_done_or_an_error() {
+    for workers in ["1", "2"] {
+        let server = full_server("always", workers);
+        let mut client = Client::of(&server);
+        let mut writes = 0;
+        while !client.run(&["SET", &format!("{}tiny.{writes}", TAGS[0]), "x"]).is_error() {
+            writes += 1;
+            assert!(writes < 10_000, "the journal does not get full");
+        }
+        let filled = keys(&mut client);
+        // A reply that does not come ends the test.
+        let left = match client.run(&["FLUSHALL"]) {
+            Answer::Text(ok) if ok == "OK" => 0,
+            refused if refused.is_error() => filled,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(keys(&mut client), left, "{workers} workers");
+        server.limit_files(None);
+        write_again(&mut client);
+        assert_eq!(client.run(&["FLUSHALL"]), Answer::Text("OK".into()));
+        assert_eq!(keys(&mut client), 0);
+    }
+}
