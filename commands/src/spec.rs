@@ -366,6 +366,8 @@ bitflags! {
         const LIBRARIES = 1 << 28;
         /// Is on all keys of this server: in a cluster it waits until all its shards are served.
         const ALL_SHARDS = 1 << 29;
+        /// Waits until no other command runs: a script would wait for itself.
+        const AT_REST = 1 << 30;
     }
 
     /// ACL categories, in the order of ACL CAT's reply.
@@ -429,6 +431,7 @@ const HIDDEN: CommandFlags = flag!(
         | ALONE
         | LIBRARIES
         | ALL_SHARDS
+        | AT_REST
 );
 
 /// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a

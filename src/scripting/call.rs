@@ -79,7 +79,7 @@ impl Run<'_, '_> {
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
-        } else if spec.has(flag!(ALONE))
+        } else if spec.flags.intersects(flag!(ALONE | AT_REST))
             || spec.has(flag!(NOSCRIPT))
                 && (spec.runs_others() || !self.unit.node.code.scripts.allow_all())
         {

@@ -250,3 +250,32 @@ fn a_small_vm_is_not_filled_by_scripts_and_libraries_of_the_past() {
         assert_eq!(found.unwrap_or_else(|error| panic!("script {round}: {error}")), round + 400);
     }
 }
+
+/// They wait until no command runs: a script that calls them would wait for itself.
+#[test]
+fn no_script_changes_libraries_whatever_else_it_may_call() {
+    for workers in ["1", "2"] {
+        let server = Server::start(&["--workers", workers, "--enable-debug-command", "yes"]);
+        let mut client = server.client();
+        load(&mut client, &library("one", 1));
+        let mut allow = redis::cmd("DEBUG");
+        let () = allow.arg("SET-DISABLE-DENY-SCRIPTS").arg(1).query(&mut client).expect("allowed");
+        for call in [
+            "'FUNCTION', 'LOAD', ARGV[1]",
+            "'FUNCTION', 'DELETE', 'one'",
+            "'FUNCTION', 'FLUSH'",
+            "'FUNCTION', 'RESTORE', ARGV[1]",
+            "'CLIENT', 'PAUSE', '1'",
+            "'REPLICAOF', 'NO', 'ONE'",
+        ] {
+            let script = format!("return redis.call({call})");
+            let mut eval = redis::cmd("EVAL");
+            eval.arg(&script).arg(0).arg(library("two", 2));
+            let refused = eval.query::<Value>(&mut client).expect_err(call).to_string();
+            assert!(refused.contains("not allowed from script"), "{call}: {refused}");
+        }
+        assert_eq!(names(&mut client), ["one"]);
+        load(&mut client, &library("two", 2));
+        assert_eq!(fcall::<u64>(&mut client, &["two", "0"]).expect("a number"), 2);
+    }
+}

@@ -536,7 +536,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "3.0.0",
         summary: "Makes commands of all connections wait.",
         arity: -3,
-        flags: ANY_TIME.union(flag!(ADMIN)),
+        flags: ANY_TIME.union(flag!(ADMIN | AT_REST)),
         run: Handler::Wait(pause),
         ..Spec::NEW
     },

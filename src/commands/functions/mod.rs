@@ -20,7 +20,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(1) (considering compilation time is redundant)",
         summary: "Adds a library.",
         arity: -3,
-        flags: flag!(NOSCRIPT | WRITE | DENYOOM),
+        flags: flag!(NOSCRIPT | AT_REST | WRITE | DENYOOM),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::load),
         ..SUBCOMMAND
@@ -29,7 +29,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "delete",
         summary: "Removes a library and its functions.",
         arity: 3,
-        flags: flag!(NOSCRIPT | WRITE),
+        flags: flag!(NOSCRIPT | AT_REST | WRITE),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::delete),
         ..SUBCOMMAND
@@ -39,7 +39,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions deleted",
         summary: "Removes all libraries.",
         arity: -2,
-        flags: flag!(NOSCRIPT | WRITE),
+        flags: flag!(NOSCRIPT | AT_REST | WRITE),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::flush),
         ..SUBCOMMAND
@@ -49,7 +49,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions on the payload",
         summary: "Adds the libraries of a payload.",
         arity: -3,
-        flags: flag!(NOSCRIPT | WRITE | DENYOOM),
+        flags: flag!(NOSCRIPT | AT_REST | WRITE | DENYOOM),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::restore),
         ..SUBCOMMAND

@@ -349,7 +349,7 @@ const NO_FILTER: &str = "ERR rdb-filter-only is not supported: a data set has al
 const FOLLOWS: Spec = Spec {
     group: Group::Server,
     arity: 3,
-    flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE | ENDS_STREAM),
+    flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE | ENDS_STREAM | AT_REST),
     run: Handler::Wait(replicaof),
     ..Spec::NEW
 };

@@ -227,7 +227,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes one shard two, and answers the number of the new one.",
         arguments: "shard:integer slot:integer?",
         arity: -3,
-        flags: OWN,
+        flags: OWN.union(flag!(AT_REST)),
         run: Handler::Wait(split),
         ..Spec::NEW
     },
