@@ -342,9 +342,7 @@ async fn demote_now(
 }
 
 async fn store_position(worker: &Worker, position: SourcePosition) -> Result<(), String> {
-    let now_ms = worker.node.clock.now_ms();
-    let lsn = worker.partition.borrow_mut().put_source(now_ms, &position);
-    let lsn = lsn.map_err(|error| refusal(&error).text)?;
+    let lsn = worker.put_source(&position).await.map_err(|error| refusal(&error).text)?;
     worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.text)?;
     worker.node.health.replica.reached(position, lsn);
     Ok(())

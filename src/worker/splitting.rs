@@ -9,7 +9,8 @@ use super::Worker;
 use super::materialise::Passes;
 use crate::command::Patience;
 use flagstone_storage::directory::{ShardSplitter, SplitError};
-use flagstone_storage::journal::Lsn;
+use flagstone_storage::encoding::SourcePosition;
+use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::partition::Stay;
 use flagstone_storage::shard::Shard;
 use flagstone_storage::slot::SplitPlan;
@@ -202,6 +203,21 @@ impl Worker {
             }
             ended.await;
         }
+    }
+
+    /// Stores a position in the stream of another server by itself, in the first shard of this worker. That is no
+    /// command, and the worker's barrier does not hold it: it waits by itself while that shard is being split, whose
+    /// rows are flushed by then.
+    ///
+    /// # Errors
+    /// Those of the append.
+    pub(crate) async fn put_source(&self, source: &SourcePosition) -> Result<Lsn, JournalError> {
+        let first = self.partition.borrow().shards.keys().next().copied();
+        if let Some(first) = first {
+            self.split_ended(first).await;
+        }
+        let now_ms = self.node.clock.now_ms();
+        self.partition.borrow_mut().put_source(now_ms, source)
     }
 
     /// Returns true if a shard is being split, or was split since this stay.

@@ -219,15 +219,17 @@ impl Store {
         sealed
     }
 
-    /// Adds the position in the stream of another server to the record of a sealed round.
+    /// Adds the position in the stream of another server to the record of a sealed round. It is there by
+    /// itself if nothing is left of the changes: they were made, and a server that has forgotten that
+    /// could be taken to be behind one that has made only the first of them. A position is of its round
+    /// alone: in a later one it would replace positions that were stored meanwhile.
     pub fn seal_source(&mut self, sealed: &mut Sealed) {
-        if self.source.is_some()
-            && let Some(ops) = sealed.ops.values_mut().next()
-            && let Some(source) = self.source.take()
-        {
-            ops.put(&SourcePosition::row_key(), &source.encode(), false);
-            sealed.source = Some(source);
-        }
+        let Some(source) = self.source.take() else { return };
+        let changed = sealed.keys.first().map(|key| self.layout.shard_of(key.at.slot));
+        let Some(shard) = sealed.ops.keys().next().copied().or(changed) else { return };
+        let ops = sealed.ops.entry(shard).or_default();
+        ops.put(&SourcePosition::row_key(), &source.encode(), false);
+        sealed.source = Some(source);
     }
 
     /// Reuses the memory of a sealed round.

@@ -68,6 +68,14 @@ struct FeedState {
     next: Lsn,
 }
 
+/// A hold on the records from one on, until the journal has more than `max_bytes`.
+#[derive(Debug)]
+struct FeedHold {
+    id: HoldId,
+    from: Lsn,
+    max_bytes: u64,
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Feed {
@@ -78,7 +86,7 @@ pub struct Feed {
     /// The last record that has rows, while the feed is on: others only tell replicas something.
     last_change: AtomicU64,
     /// Hold on the records of the stream that a start is to find.
-    held: Mutex<Option<(HoldId, Lsn)>>,
+    held: Mutex<Option<FeedHold>>,
     /// True if replies wait until replicas confirm what they show.
     is_awaited: AtomicBool,
     /// The last record that replicas have confirmed.
@@ -132,12 +140,15 @@ impl Feed {
     /// than `max_bytes`; `None`: no more.
     pub fn keep(&self, journal: &dyn Journal, from: Option<Lsn>, max_bytes: u64) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.map(|(_, lsn)| lsn) == from {
+        // A start holds the tail without a bound, and the same records are to be held with one then.
+        if held.as_ref().map(|held| (held.from, held.max_bytes)) == from.map(|lsn| (lsn, max_bytes))
+        {
             return;
         }
-        let hold = from.map(|from| (journal.hold(from, max_bytes), from));
-        if let Some((old, _)) = std::mem::replace(&mut *held, hold) {
-            journal.release(old);
+        let hold = |from| FeedHold { id: journal.hold(from, max_bytes), from, max_bytes };
+        let hold = from.map(hold);
+        if let Some(old) = std::mem::replace(&mut *held, hold) {
+            journal.release(old.id);
         }
     }
 
@@ -437,6 +448,8 @@ impl FeedTail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::{LocalJournal, Options, SyncMode};
+    use std::time::{Duration, Instant};
 
     fn sealed(words: &[u8]) -> Sealed {
         Sealed { words: words.to_vec(), ..Sealed::default() }
@@ -501,6 +514,34 @@ mod tests {
         assert_eq!([6, 7, 8, 9].map(|lsn| push(lsn, 6))[3], (5, 5, true));
         assert_eq!(push(10, 8), (7, 4, true));
         assert_eq!(push(11, 10), (9, 3, true));
+    }
+
+    #[test]
+    fn the_tail_of_a_start_is_held_with_a_bound_from_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let (segment_bytes, mode) = (Options::MIN_SEGMENT, SyncMode::No);
+        let options = Options { segment_bytes, mode, ..Options::default() };
+        let recovery = LocalJournal::recover(dir.path(), options).unwrap();
+        let journal = recovery.start(0, 0).unwrap();
+        let flush = |commits: u64| {
+            for _ in 0..commits {
+                journal.append(0, &[0], &[&[7; 900]]).unwrap();
+            }
+            journal.sync_now().unwrap();
+            journal.flushed(0, journal.end());
+        };
+        let feed = Feed::new(7);
+        flush(5);
+        feed.keep(&*journal, Some(5), u64::MAX);
+        flush(40);
+        assert!(journal.oldest() <= 5, "it is held without a bound");
+        feed.keep(&*journal, Some(5), 1);
+        flush(40);
+        let begun = Instant::now();
+        while journal.oldest() <= 5 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is still held");
+            std::thread::yield_now();
+        }
     }
 
     #[test]

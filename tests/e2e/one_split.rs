@@ -5,6 +5,7 @@ use super::checkpoints::{done, run};
 use super::servers::until;
 use redis::{Commands, Connection, RedisResult, cmd};
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -114,6 +115,43 @@ fn a_shard_is_split_while_it_is_written_read_and_counted() {
     let dir = data(&server);
     let checked = done(&["check", "--dir", dir.to_str().expect("a path")]);
     assert!(checked.contains("8 shards"), "{checked}");
+}
+
+/// Each change stores a position in a stream, without a command that would wait for the split.
+#[test]
+fn a_shard_is_split_while_the_role_of_the_server_changes() {
+    let mut server = Server::start(OPTIONS);
+    let mut client = server.client();
+    fill(&mut client);
+    // Nobody is there.
+    let primary = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = primary.local_addr().expect("an address").port().to_string();
+    drop(primary);
+    let (ended, mut splits) = (AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = server.client();
+            for pause in (0..8).cycle() {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                for (host, port) in [("127.0.0.1", &*port), ("NO", "ONE")] {
+                    let () = cmd("REPLICAOF").arg(host).arg(port).query(&mut client).expect("done");
+                }
+                thread::sleep(Duration::from_millis(20 * pause));
+            }
+        });
+        // The positions may keep it from being flushed in time.
+        for _ in 0..60 {
+            splits += usize::from(splits < 5 && split(&mut client, &["0"]).is_ok());
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(splits, 5, "{}", server.log());
+    check(&mut client, 1);
+    server.kill();
+    server.restart();
+    check(&mut server.client(), 1);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) struct State {
     /// Id by which a replica has asked for the stream last, and the one that it gets with the answer
     /// that the stream continues.
     pub(super) asked_by: String,
+    /// Offset of the first byte that it has asked for.
+    asked_from: String,
     pub(super) new_id: Option<&'static str>,
     /// Password that it wants.
     password: Option<&'static str>,
@@ -118,6 +120,7 @@ impl Primary {
     /// Answers PSYNC; returns the offset from which the stream goes on.
     fn begin(&self, words: &[String], stream: &mut TcpStream) -> Option<u64> {
         self.state().asked_by = words[1].clone();
+        self.state().asked_from = words[2].clone();
         let new_id = self.state().new_id;
         if words[1] == ID || new_id.is_some_and(|id| words[1] == id) {
             self.state().continued += 1;
@@ -407,6 +410,26 @@ fn no_command_is_applied_twice_or_left_out_however_often_the_replica_is_killed()
     // An even number of swaps: the last value is where it was set.
     let _: () = redis::cmd("SELECT").arg(1).query(&mut client).expect("SELECT");
     assert_eq!(text(&mut client, &["GET", "swapped"]), "5");
+}
+
+/// It has told its primary that it has them. They are made on one worker, and on several.
+#[test]
+fn a_replica_that_was_killed_knows_of_changes_that_have_undone_each_other() {
+    for workers in ["1", "2"] {
+        let primary = Primary::serve(EMPTY);
+        let source = format!("127.0.0.1 {}", primary.port);
+        let options = ["--workers", workers, "--shards", "4", "--replicaof", &source];
+        let mut server = Server::start(&options);
+        primary.say(&["SELECT 0", "MULTI", "MSET a 1 b 1 c 1 d 1", "DEL a b c d", "EXEC"]);
+        primary.wait();
+        server.kill();
+        server.restart();
+        within(60, || primary.state().continued > 0);
+        assert_eq!(primary.state().asked_from, (primary.end() + 1).to_string());
+        primary.say(&["SET e 1"]);
+        primary.wait();
+        assert_eq!(text(&mut server.client(), &["DBSIZE"]), "1");
+    }
 }
 
 #[test]

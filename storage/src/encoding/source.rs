@@ -9,8 +9,8 @@
 //! stream first, with an end of all ones.
 //!
 //! The row is in the record of the rows that the stream has changed, in one of their shards: so the
-//! position is exactly that of the data, after any crash. Of several shards' rows the one with the
-//! greatest serial counts.
+//! position is exactly that of the data, after any crash. If the changes undo each other, the record has
+//! nothing else. Of several shards' rows the one with the greatest serial counts.
 
 use super::keys::row;
 

@@ -270,6 +270,8 @@ impl Partition {
         now_ms: u64,
         source: &SourcePosition,
     ) -> Result<Lsn, JournalError> {
+        // One of the open round is older, and its record comes behind this one.
+        self.store.source = None;
         let mut record = Sealed::default();
         let shard = self.shards.keys().next().copied().unwrap_or_default();
         let ops = record.ops.entry(shard).or_default();

@@ -4,7 +4,7 @@ use super::*;
 use crate::checkpoint::offline_options;
 use crate::clock::Clock;
 use crate::directory::{Directory, Location, Locks};
-use crate::encoding::OpWriter;
+use crate::encoding::{OpWriter, SourceExtent};
 use crate::need::{Fault, Need, OrLoad, Part};
 use crate::place::Place;
 use crate::scan::{Cursor, DueCursor};
@@ -388,6 +388,61 @@ async fn nothing_is_written_into_a_shard_that_is_away() {
         assert_eq!(world.get(0, key).await.unwrap(), b"1");
     }
     world.close().await;
+}
+
+/// A unit of a stream leaves nothing, then another position is stored, and records without one follow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_in_a_stream_comes_into_no_later_record() {
+    let root = root();
+    let mut world = World::open(root.path(), 1).await;
+    let keys = [0, 1, 2].map(|n| world.key(0, n));
+    let position = |serial, extent| SourcePosition { serial, extent, ..SourcePosition::default() };
+    let stored = |world: &World| {
+        let mut found = SourcePosition::default();
+        let shards = world.workers[0].shards.values();
+        shards.for_each(|shard| shard.apply_source(&mut found).expect("a whole one"));
+        (found.serial, found.extent)
+    };
+    let end = world.journal.end();
+    // The key is known to be absent.
+    assert_eq!(world.get(0, &keys[0]).await, None);
+    let store = &mut world.workers[0].store;
+    store.begin(NOW, true);
+    store.begin_unit();
+    store.entry_mut(0, &keys[0]).unwrap().value = Value::Str(Str::new(b"1"));
+    store.remove(0, &keys[0]).unwrap();
+    store.set_source(position(1, SourceExtent::Whole));
+    store.end_unit();
+    world.store(0);
+    // The unit was applied: its position is stored by itself.
+    assert_eq!(world.journal.end(), end + 1);
+    assert_eq!(stored(&world), (1, SourceExtent::Whole));
+    assert_eq!(world.workers[0].take_reached().map(|reached| reached.serial), Some(1));
+    world.workers[0].put_source(NOW, &position(2, SourceExtent::Part)).unwrap();
+    world.set(0, &keys[0], b"1", 0).await;
+    world.store(0);
+    assert_eq!(stored(&world), (2, SourceExtent::Part));
+    // Nor does one that is set, but not sealed when another one is stored; the rows are handed over between.
+    assert_eq!(world.get(0, &keys[1]).await, None);
+    let store = &mut world.workers[0].store;
+    store.begin_unit();
+    store.entry_mut(0, &keys[1]).unwrap().value = Value::Str(Str::new(b"1"));
+    store.set_source(position(3, SourceExtent::Whole));
+    store.end_unit();
+    world.workers[0].put_source(NOW, &position(4, SourceExtent::Part)).unwrap();
+    world.workers[0].cut(0);
+    world.store(0);
+    assert_eq!(stored(&world), (4, SourceExtent::Part));
+    world.set(0, &keys[2], b"1", 0).await;
+    world.store(0);
+    // It is killed.
+    drop(world);
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let mut options = offline_options(&location).await.unwrap();
+    options.archive = false;
+    let opened = Directory::open(options, Clock::default()).await.unwrap();
+    let found = opened.source.clone();
+    assert_eq!((found.serial, found.extent), (4, SourceExtent::Part));
 }
 
 #[tokio::test(flavor = "multi_thread")]

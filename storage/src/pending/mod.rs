@@ -197,7 +197,13 @@ impl Pending {
         }
     }
 
+    /// Puts a position in the stream of another server, unless there is a later one.
     fn set_source(&mut self, value: Option<&[u8]>) {
+        let serial = |row: &[u8]| SourcePosition::decode(row).map(|position| position.serial);
+        let before = self.source().and_then(serial);
+        if before.zip(value.and_then(serial)).is_some_and(|(before, now)| now < before) {
+            return;
+        }
         let size = |value: &[u8]| value.len() + ROW_OVERHEAD;
         let added = value.map(Box::<[u8]>::from);
         self.rows += usize::from(added.is_some());
@@ -565,6 +571,20 @@ mod tests {
         pending.each_batch(1, &mut |batch| rows.extend(batch));
         let code = Some(Bytes::from_static(b"code"));
         assert_eq!(rows, [(Bytes::from_static(b"Cfa"), None), (Bytes::from_static(b"Cfb"), code)]);
+    }
+
+    #[test]
+    fn a_position_does_not_replace_a_later_one() {
+        let mut pending = Pending::default();
+        let row = |serial, offset| SourcePosition { serial, offset, ..Default::default() }.encode();
+        for (put, expected) in [(2, 2), (1, 2), (2, 2), (3, 3)] {
+            pending.set(&SourcePosition::row_key(), Some(&row(put, 7)), false);
+            assert_eq!(pending.source(), Some(&row(expected, 7)[..]));
+        }
+        let bytes = row(3, 7).len() + ROW_OVERHEAD;
+        assert_eq!((pending.rows(), pending.bytes()), (1, bytes));
+        pending.set(&SourcePosition::row_key(), Some(b"damaged"), false);
+        assert_eq!(pending.source(), Some(&b"damaged"[..]), "a start tells of it");
     }
 
     #[test]

@@ -72,8 +72,8 @@ impl Store {
     }
 
     /// Sets the position in the stream of another server: it is stored in the record with the unit's
-    /// changes. Without changes it is forgotten: it must not come into a later record, behind a
-    /// position that was stored meanwhile.
+    /// changes, also if they undo each other and nothing else is in that record. Without changes it is
+    /// forgotten.
     pub fn set_source(&mut self, source: SourcePosition) {
         // A workspace opens no unit: without changes, nothing of it is stored.
         if !self.unit.is_open || self.unit_has_changed() {
@@ -215,6 +215,19 @@ mod tests {
         store.set_source(position(3));
         store.end_unit();
         assert_eq!(sealed(&mut store), Some(3));
+        set(&mut store, b"other", b"3").unwrap();
+        assert_eq!(sealed(&mut store), None, "it was of the record before");
+        store.begin_unit();
+        set(&mut store, b"new", b"1").unwrap();
+        store.remove(0, b"new").unwrap();
+        store.set_source(position(4));
+        store.end_unit();
+        assert_eq!(
+            sealed(&mut store),
+            Some(4),
+            "nothing is left of the changes, but they were made"
+        );
+        set(&mut store, b"other", b"4").unwrap();
         assert_eq!(sealed(&mut store), None);
     }
 
