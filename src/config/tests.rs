@@ -474,6 +474,24 @@ fn config_set_changes_all_or_nothing() {
 }
 
 #[test]
+fn a_change_keeps_what_was_assigned_since_it_was_prepared() {
+    let config = load(&["--replicaof", "10.0.0.1 6379"]).unwrap();
+    let change = config.prepare(&[(b"timeout", b"5"), (b"hz", b"100000")], true).unwrap();
+    config.assign("replicaof", "");
+    config.commit(change);
+    assert_eq!((value(&config, "timeout"), value(&config, "hz")), ("5".into(), "500".into()));
+    assert_eq!(
+        (value(&config, "replicaof"), config.settings().replicaof.is_none()),
+        ("".into(), true)
+    );
+    let change = config.prepare(&[(b"timeout", b"6")], true).unwrap();
+    config.assign("replicaof", "10.0.0.2 6379");
+    config.commit(change);
+    assert_eq!(config.settings().timeout_seconds, 6);
+    assert_eq!(value(&config, "replicaof"), "10.0.0.2 6379");
+}
+
+#[test]
 fn protected_directives_open_to_local_clients() {
     let config = load(&["--enable-protected-configs", "local"]).unwrap();
     let pair: [(&[u8], &[u8]); 1] = [(b"dbfilename", b"x.rdb")];
