@@ -492,6 +492,22 @@ fn a_change_keeps_what_was_assigned_since_it_was_prepared() {
 }
 
 #[test]
+fn addresses_have_no_characters_that_could_end_their_line() {
+    let config = unprotected();
+    let before = value(&config, "bind");
+    for wrong in
+        ["x\nenable-debug-command yes", "x\r", "\t", "a\"b", "a'b", "a\\n", "\u{85}x", "\0"]
+    {
+        let refused = set(&config, &[("bind", wrong)]).expect_err(wrong);
+        assert!(refused.ends_with("a character that no address has"), "{wrong:?}: {refused}");
+    }
+    assert_eq!(value(&config, "bind"), before);
+    set(&config, &[("bind", "127.0.0.1 -::1 fe80::1%eth0 *")]).unwrap();
+    let refused = refused(&["--http-bind", "a", "b\"c"], "");
+    assert!(refused.to_string().contains("a character that no address has"), "{refused}");
+}
+
+#[test]
 fn protected_directives_open_to_local_clients() {
     let config = load(&["--enable-protected-configs", "local"]).unwrap();
     let pair: [(&[u8], &[u8]); 1] = [(b"dbfilename", b"x.rdb")];
