@@ -21,6 +21,7 @@ mod structured;
 mod tests;
 mod value;
 
+use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -177,12 +178,14 @@ impl Config {
 
     /// Executes CONFIG GET: returns names and values for exact names or glob patterns, in any case.
     /// An alias is a name of its own, as in Redis: patterns find both, and an exact name is
-    /// returned as requested.
+    /// returned as requested. The time is in proportion to the number of patterns, which is for the
+    /// caller to bound.
     pub fn get(&self, patterns: &[&[u8]]) -> Vec<(String, String)> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        let mut found: Vec<(String, String)> = Vec::new();
+        let (mut found, mut known) = (Vec::new(), HashSet::new());
         let mut add = |name: &str, value: &str| {
-            if found.iter().all(|(known, _)| known != name) {
+            if !known.contains(name) {
+                known.insert(name.to_owned());
                 found.push((name.to_owned(), value.to_owned()));
             }
         };

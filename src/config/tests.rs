@@ -367,6 +367,14 @@ fn config_get_finds_names_aliases_and_patterns() {
         names(&[b"HASH-max-*-entries", b"hash-max-listpack-entries"]),
         ["hash-max-listpack-entries", "hash-max-ziplist-entries"]
     );
+    let spelled = |n: u32| -> String {
+        let upper =
+            |(at, c): (usize, char)| if n >> at & 1 == 1 { c.to_ascii_uppercase() } else { c };
+        "maxmemory".chars().enumerate().map(upper).collect()
+    };
+    let spellings: Vec<String> = (0..512).map(spelled).collect();
+    let all: Vec<&[u8]> = spellings.iter().chain(&spellings).map(String::as_bytes).collect();
+    assert_eq!(names(&all), spellings);
     // Hidden directives are found only by their exact names.
     assert!(names(&[b"watchdog-*"]).is_empty());
     assert_eq!(names(&[b"watchdog-period"]), ["watchdog-period"]);
