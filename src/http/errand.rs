@@ -5,6 +5,7 @@
 
 use super::access::{Caller, Ends};
 use super::answer::Denial;
+use super::sent::SentCommands;
 use super::serve::SeatedWork;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
@@ -30,33 +31,6 @@ const MAX_REPLIES_BYTES: usize = 16 << 20;
 
 const TOO_LARGE: &str = "ERR the replies are larger than this port sends; ask for less at once";
 const ENDED: &str = "ERR the server has ended the session";
-
-/// Appends a command to a buffer, as clients send it.
-pub(super) fn put_command<'a>(
-    out: &mut Vec<u8>,
-    args: impl IntoIterator<Item = &'a [u8], IntoIter: ExactSizeIterator>,
-) {
-    let args = args.into_iter();
-    put_head(out, args.len());
-    args.for_each(|arg| put_argument(out, arg));
-}
-
-/// Appends the head of a command with so many arguments.
-pub(super) fn put_head(out: &mut Vec<u8>, arguments: usize) {
-    out.extend_from_slice(format!("*{arguments}").as_bytes());
-    out.extend_from_slice(END);
-}
-
-/// Appends an argument of a command.
-pub(super) fn put_argument(out: &mut Vec<u8>, arg: &[u8]) {
-    out.extend_from_slice(format!("${}", arg.len()).as_bytes());
-    out.extend_from_slice(END);
-    out.extend_from_slice(arg);
-    out.extend_from_slice(END);
-}
-
-/// End of a line of the protocol.
-const END: &[u8] = b"\r\n";
 
 /// The request's end of the sockets.
 type SessionEnds = (OwnedReadHalf, OwnedWriteHalf);
@@ -89,10 +63,8 @@ impl Errand {
         let (input, output) = own.into_split();
         let mut session = (input, output);
         if let Some(given) = &caller.credentials {
-            let mut login = Vec::new();
-            let auth = called("auth")?;
-            put_command(&mut login, [auth, &given.user[..], &given.password[..]]);
-            let reply = run(&mut session, login, 1).await?;
+            let login = [called("auth")?, &given.user[..], &given.password[..]];
+            let reply = run(&mut session, SentCommands::of(login)?).await?;
             if let Some(text) = super::values::error_of(&reply) {
                 let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
                 drop(session);
@@ -104,29 +76,23 @@ impl Errand {
         Ok(Self { session, _work: caller.seat.begin_work() })
     }
 
-    /// Sends commands, and returns the bytes of their `count` replies.
+    /// Sends commands, and returns the bytes of their replies.
     ///
     /// # Errors
     /// The session has ended, or the replies are too large.
-    pub(super) async fn run(&mut self, commands: Vec<u8>, count: usize) -> Result<Bytes, Denial> {
-        run(&mut self.session, commands, count).await
+    pub(super) async fn run(&mut self, commands: SentCommands) -> Result<Bytes, Denial> {
+        run(&mut self.session, commands).await
     }
 }
 
-async fn run(
-    (input, output): &mut SessionEnds,
-    commands: Vec<u8>,
-    count: usize,
-) -> Result<Bytes, Denial> {
-    let mut taken = Taken::default();
-    taken.set(commands.capacity());
+async fn run((input, output): &mut SessionEnds, commands: SentCommands) -> Result<Bytes, Denial> {
+    let reading = read(input, commands.count());
     let sending = async move {
         // A session that has ended is found by reading.
-        let _ = output.write_all(&commands).await;
-        drop((commands, taken));
+        let _ = output.write_all(commands.bytes()).await;
+        drop(commands);
         Ok(())
     };
-    let reading = read(input, count);
     let ((), replies) = tokio::try_join!(sending, reading)?;
     Ok(replies)
 }
@@ -217,9 +183,7 @@ pub(super) async fn may_administer(site: &Arc<Site>, caller: &Caller) -> Result<
 
 async fn may_run(site: &Arc<Site>, caller: &Caller, words: [&[u8]; 2]) -> Result<(), Denial> {
     let mut errand = Errand::begin(site, caller).await?;
-    let mut asked = Vec::new();
-    put_command(&mut asked, words);
-    let reply = errand.run(asked, 1).await?;
+    let reply = errand.run(SentCommands::of(words)?).await?;
     match super::values::error_of(&reply) {
         None => Ok(()),
         Some(text) => Err(super::values::denial(text)),

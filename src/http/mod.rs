@@ -17,6 +17,7 @@ mod metrics;
 mod pages;
 mod profile;
 mod rest;
+mod sent;
 mod serve;
 mod values;
 mod watch;

@@ -364,6 +364,11 @@ fn commands_are_answered_as_upstash_does() {
         r#"[["SET","a","hi"],["KEYS","a"],["INCR","n"]]"#,
     )
     .is(200, r#"[{"result":"OK"},{"result":["YQ=="]},{"result":1}]"#);
+    // Numbers are stored as they are written.
+    for number in ["123456789012345678901234567890", "1e308", "0.10"] {
+        web.post("/", &format!(r#"["SET","n",{number}]"#)).is(200, r#"{"result":"OK"}"#);
+        web.get("/get/n").is(200, &format!(r#"{{"result":"{number}"}}"#));
+    }
     for wrong in ["", "[", "{}", "[]", "[[1]]", r#"["GET",["a"]]"#, r#"["GET","a"] x"#] {
         let reply = web.post("/", wrong);
         assert!([400, 404].contains(&reply.status), "{wrong}: {reply:?}");
@@ -444,6 +449,22 @@ fn large_and_binary_values_come_back_and_too_large_ones_are_refused() {
     web.ask("GET", "/get/b", &["Upstash-Encoding: base64"], "").is(200, r#"{"result":"AP8iCg=="}"#);
     redis::cmd("SETRANGE").arg("huge").arg(40 << 20).arg("x").exec(&mut client).expect("set");
     web.get("/get/huge").refused(413, "ask for less");
+}
+
+#[test]
+fn bodies_of_many_numbers_take_a_few_times_their_bytes_and_count_as_memory_of_clients() {
+    let mut web = Web::start(&[]);
+    let before = web.server.rss();
+    let body =
+        |number: &str| format!("[\"RPUSH\",\"l\"{}]", format!(",{number}").repeat(1_300_000));
+    let reply = web.post("/", &body("1e308"));
+    assert!(reply.status >= 400, "more arguments than a command may have: {reply:?}");
+    let peak = web.server.peak_rss();
+    assert!(peak < before + (200 << 20), "{before} then {peak}");
+    web.server.stop();
+    let web = Web::start(&["--maxmemory-clients", "8mb"]);
+    web.post("/", &body("1")).refused(503, "more memory");
+    web.post("/", r#"["PING"]"#).is(200, r#"{"result":"PONG"}"#);
 }
 
 #[test]
