@@ -4,7 +4,7 @@
 //! any connection is. The client of the HTTP request is that session's client, with its address.
 
 use super::access::{Caller, Ends};
-use super::answer::Denial;
+use super::answer::{Denial, charged};
 use super::sent::SentCommands;
 use super::serve::SeatedWork;
 use super::values::ReplyScan;
@@ -97,6 +97,7 @@ async fn run((input, output): &mut SessionEnds, commands: SentCommands) -> Resul
     Ok(replies)
 }
 
+/// Reads replies, which count as the clients' memory until the last part of them is dropped.
 async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> {
     let (mut buf, mut taken, mut scan) =
         (BytesMut::with_capacity(4096), Taken::default(), ReplyScan::new(count));
@@ -119,7 +120,7 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
             Ok(_) => {}
         }
     }
-    Ok(buf.freeze())
+    Ok(charged(buf.freeze(), taken))
 }
 
 fn cannot_begin(error: std::io::Error) -> Denial {

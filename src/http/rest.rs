@@ -216,7 +216,10 @@ impl Asked {
         }
         match self.shape {
             Shape::Raw => Ok(typed("text/plain; charset=utf-8", replies)),
-            Shape::Text => Ok(typed("text/plain; charset=utf-8", values::bytes_of(&replies))),
+            Shape::Text => Ok(typed(
+                "text/plain; charset=utf-8",
+                replies.slice_ref(values::bytes_of(&replies)),
+            )),
             Shape::Result | Shape::Named => {
                 let mut out = vec![b'{'];
                 put_text(&mut out, &self.args[0]);

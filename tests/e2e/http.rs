@@ -467,6 +467,33 @@ fn bodies_of_many_numbers_take_a_few_times_their_bytes_and_count_as_memory_of_cl
     web.post("/", r#"["PING"]"#).is(200, r#"{"result":"PONG"}"#);
 }
 
+/// Asks for a path on a connection that stays open, and returns the beginning of the answer.
+fn begin_reading(web: &Web, path: &str) -> (TcpStream, String) {
+    let mut socket = web.socket();
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
+    let mut line = [0; 12];
+    let _ = socket.read_exact(&mut line);
+    (socket, String::from_utf8_lossy(&line).into_owned())
+}
+
+#[test]
+fn replies_count_as_memory_until_they_are_read() {
+    let web = Web::start(&["--maxmemory-clients", "40mb"]);
+    let mut client = web.server.client();
+    redis::cmd("SETRANGE").arg("big").arg(15 << 20).arg("x").exec(&mut client).expect("set");
+    for path in ["/GET/big.raw", "/GET/big.txt"] {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while begin_reading(&web, path).1 != "HTTP/1.1 200" {
+            assert!(Instant::now() < deadline, "{path}: memory is not given back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // None of them reads more than the first line.
+        let unread: Vec<_> = (0..20).map(|_| begin_reading(&web, path)).collect();
+        let answered = unread.iter().filter(|(_, line)| line == "HTTP/1.1 200").count();
+        assert!((1..10).contains(&answered), "{path}: {answered} of 20");
+    }
+}
+
 #[test]
 fn hostile_requests_are_refused_and_harm_nobody() {
     let web = Web::start(&[]);
