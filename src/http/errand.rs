@@ -16,6 +16,7 @@ use crate::transport::Stream;
 use crate::worker::Worker;
 use bytes::{Bytes, BytesMut};
 use flagstone_wire::client_memory::Taken;
+use std::borrow::Cow;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::rc::Rc;
@@ -66,10 +67,8 @@ impl Errand {
             let login = [called("auth")?, &given.user[..], &given.password[..]];
             let reply = run(&mut session, SentCommands::of(login)?).await?;
             if let Some(text) = super::values::error_of(&reply) {
-                let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
                 drop(session);
-                tokio::time::sleep(delay).await;
-                return Err(Denial::unauthorized(text));
+                return Err(kept_back(site, caller, text).await);
             }
             site.guard.right(ends.peer.ip());
         }
@@ -123,6 +122,21 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
     Ok(charged(buf.freeze(), taken))
 }
 
+/// Returns the answer to wrong credentials, after a delay that grows with their number. Meanwhile the
+/// connection keeps its place, also if the client leaves: otherwise the bound of connections would
+/// not bound the guesses of an address.
+pub(super) async fn kept_back(
+    site: &Site,
+    caller: &Caller,
+    text: impl Into<Cow<'static, str>>,
+) -> Denial {
+    let now = Instant::now();
+    let end = now + site.guard.wrong(caller.ends.peer.ip(), now);
+    caller.seat.keep_until(end);
+    tokio::time::sleep_until(end.into()).await;
+    Denial::unauthorized(text)
+}
+
 fn cannot_begin(error: std::io::Error) -> Denial {
     Denial::unavailable(format!("ERR no session can begin: {error}"))
 }
@@ -131,7 +145,7 @@ fn cannot_begin(error: std::io::Error) -> Denial {
 ///
 /// # Errors
 /// `rename-command` has taken it away.
-fn called(declared: &str) -> Result<&'static [u8], Denial> {
+pub(super) fn called(declared: &str) -> Result<&'static [u8], Denial> {
     let command = registry::declared(declared).and_then(registry::name_of);
     command.ok_or_else(|| Denial::unavailable(format!("ERR the command '{declared}' is disabled")))
 }
