@@ -179,28 +179,3 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
     worker.spawn_connection(connection::serve(Rc::clone(worker), stream, client));
     true
 }
-
-/// Checks that a caller may run INFO, which shows the same figures as the port.
-///
-/// # Errors
-/// The caller may not, or is unknown.
-pub(super) async fn may_see(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
-    may_run(site, caller, [called("info")?, b"modules"]).await
-}
-
-/// Checks that a caller may run SLOWLOG, a command of administrators that changes nothing.
-///
-/// # Errors
-/// The caller may not, or is unknown.
-pub(super) async fn may_administer(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
-    may_run(site, caller, [called("slowlog")?, b"len"]).await
-}
-
-async fn may_run(site: &Arc<Site>, caller: &Caller, words: [&[u8]; 2]) -> Result<(), Denial> {
-    let mut errand = Errand::begin(site, caller).await?;
-    let reply = errand.run(SentCommands::of(words)?).await?;
-    match super::values::error_of(&reply) {
-        None => Ok(()),
-        Some(text) => Err(super::values::denial(text)),
-    }
-}

@@ -282,6 +282,70 @@ fn metrics_need_the_password_and_the_right_to_see() {
     }
 }
 
+/// Asks for the pages that show figures, which are answered although no command is.
+#[track_caller]
+fn shows_figures(web: &Web, is_ready: f64, reason: &str) {
+    let login = ["Authorization: Bearer secret"];
+    let metrics = web.ask("GET", "/metrics", &login, "");
+    assert_eq!(metrics.status, 200, "{metrics:?}");
+    assert_eq!(sample(&metrics.body, "flagstone_ready"), is_ready);
+    let status = web.ask("GET", "/status", &login, "");
+    assert!(status.status == 200 && status.body.contains(reason), "{status:?}");
+    assert_eq!(web.ask("GET", "/profile?seconds=1", &login, "").status, 200);
+    web.get("/metrics").refused(401, "NOAUTH");
+    web.ask("GET", "/metrics", &["Authorization: Bearer wrong"], "").refused(401, "WRONGPASS");
+}
+
+#[test]
+fn figures_are_shown_while_no_command_is_answered() {
+    let client = |web: &Web| {
+        redis::Client::open(format!("redis://:secret@127.0.0.1:{}/", web.server.port()))
+            .and_then(|client| client.get_connection())
+            .expect("a connection")
+    };
+    let web = Web::start(&["--requirepass", "secret"]);
+    let paused = redis::cmd("CLIENT").arg(&["PAUSE", "600000", "ALL"]).exec(&mut client(&web));
+    paused.expect("paused");
+    shows_figures(&web, 0.0, "clients are paused");
+
+    let web = Web::start(&["--requirepass", "secret", "--busy-reply-threshold", "100"]);
+    let (mut running, mut asking) = (client(&web), client(&web));
+    let script = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut running)
+    });
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while redis::cmd("GET").arg("k").exec(&mut asking).is_ok() {
+        assert!(Instant::now() < deadline, "the script is not told of");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    shows_figures(&web, 0.0, "script");
+    redis::cmd("SCRIPT").arg("KILL").exec(&mut asking).expect("killed");
+    script.join().expect("joined").expect_err("killed");
+
+    let web = Web::start(&["--requirepass", "secret", "--maxclients", "4"]);
+    let clients: Vec<_> = (0..4).map(|_| client(&web)).collect();
+    let login = ["Authorization: Bearer secret"];
+    web.ask("GET", "/get/x", &login, "").refused(503, "max number of clients");
+    shows_figures(&web, 1.0, "");
+    drop(clients);
+}
+
+#[test]
+fn denials_of_pages_are_logged_as_those_of_commands() {
+    let web = Web::start(&[]);
+    let mut admin = web.server.client();
+    let mut setuser = redis::cmd("ACL");
+    setuser.arg(&["SETUSER", "app", "on", ">pw", "~*", "+get"][..]);
+    setuser.exec(&mut admin).expect("set");
+    web.ask("GET", "/metrics", &["Authorization: Bearer app:pw"], "").refused(403, "NOPERM");
+    web.ask("GET", "/metrics", &["Authorization: Bearer app:no"], "").refused(401, "WRONGPASS");
+    let log: redis::Value = redis::cmd("ACL").arg("LOG").query(&mut admin).expect("the log");
+    let log = format!("{log:?}");
+    for word in ["\"info\"", "\"auth\"", "\"app\"", "addr=127.0.0.1:"] {
+        assert!(log.contains(word), "{word} in {log}");
+    }
+}
+
 #[test]
 fn a_request_runs_under_the_user_that_it_names() {
     let web = Web::start(&[]);
