@@ -20,7 +20,6 @@ use std::borrow::Cow;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
