@@ -1,4 +1,4 @@
-//! Files of packages that speak to the server: the health check of the image.
+//! Files of packages that speak to the server: the health check of the image, and what Prometheus needs.
 
 use super::http::Web;
 use std::fs;
@@ -70,4 +70,20 @@ fn a_server_that_lives_is_healthy_whatever_it_answers() {
     assert!(!is_healthy(port), "it has ended");
     let web = Web::start(&["--requirepass", "secret"]);
     assert!(is_healthy(web.server.port()), "NOAUTH");
+}
+
+#[test]
+fn prometheus_is_told_to_send_the_password_of_a_user_that_may_run_info() {
+    assert!(!file("packaging/kubernetes.yaml").contains("prometheus.io/scrape:"));
+    let readme = file("docs/monitoring/README.md");
+    assert!(readme.contains("authorization: {credentials_file: "));
+    let rules = "ACL SETUSER metrics on >PASSWORD +info";
+    assert!(readme.contains(rules));
+    let web = Web::start(&["--requirepass", "secret"]);
+    let words: Vec<&str> = rules.split(' ').collect();
+    let mut acl = redis::cmd(words[0]);
+    acl.arg(&words[1..]).exec(&mut client(&web, ":secret@")).expect("set");
+    let login = ["Authorization: Bearer metrics:PASSWORD"];
+    assert_eq!(web.ask("GET", "/metrics", &login, "").status, 200);
+    web.ask("GET", "/get/x", &login, "").refused(403, "NOPERM");
 }
