@@ -136,8 +136,9 @@ pub(super) async fn path(
         }
         Method::POST | Method::PUT => {
             let (errand, Received { headers, body }) = receive(&site, &caller, request).await?;
-            let body = Some(&body[..]).filter(|body| !body.is_empty());
-            Asked::of(target, body)?.run(errand, form(&headers)).await
+            let asked = Asked::of(target, Some(&body[..]).filter(|body| !body.is_empty()))?;
+            drop(body);
+            asked.run(errand, form(&headers)).await
         }
         _ => Err(not_allowed()),
     }
@@ -205,8 +206,10 @@ impl Asked {
         sub.is_some_and(|command| command.spec.has(flag!(READONLY)))
     }
 
-    async fn run(self, mut errand: Errand, form: Form) -> Answered {
+    async fn run(mut self, mut errand: Errand, form: Form) -> Answered {
         let sent = SentCommands::of(self.args.iter().map(|arg| &arg[..]))?;
+        // The name is all that an answer needs.
+        self.args.truncate(1);
         if self.shape == Shape::Result {
             return one(errand, sent, form).await;
         }

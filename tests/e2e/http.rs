@@ -542,7 +542,7 @@ fn begin_reading(web: &Web, path: &str) -> (TcpStream, String) {
 
 #[test]
 fn replies_count_as_memory_until_they_are_read() {
-    let web = Web::start(&["--maxmemory-clients", "40mb"]);
+    let web = Web::start(&["--maxmemory-clients", "60mb"]);
     let mut client = web.server.client();
     redis::cmd("SETRANGE").arg("big").arg(15 << 20).arg("x").exec(&mut client).expect("set");
     for path in ["/GET/big.raw", "/GET/big.txt"] {
