@@ -414,8 +414,21 @@ impl ServerConnection {
     /// # Errors
     /// If the connection is lost, or the reply is of another kind.
     pub(super) fn receive_bulk_len(&mut self) -> Result<Option<u64>> {
+        self.receive_len('$')
+    }
+
+    /// Returns the number of elements of the next reply, an array; `None` if it is null. The caller
+    /// receives the elements.
+    ///
+    /// # Errors
+    /// If the connection is lost, or the reply is of another kind.
+    pub(super) fn receive_array_len(&mut self) -> Result<Option<u64>> {
+        self.receive_len('*')
+    }
+
+    fn receive_len(&mut self, kind: char) -> Result<Option<u64>> {
         let line = read_line(&mut self.input)?;
-        let len = line.strip_prefix('$').and_then(|text| text.parse::<i64>().ok());
+        let len = line.strip_prefix(kind).and_then(|text| text.parse::<i64>().ok());
         let len = len.with_context(|| format!("unexpected reply {line}"))?;
         Ok(u64::try_from(len).ok())
     }

@@ -2,7 +2,7 @@
 
 use super::connection::{Reply, Server, ServerConnection};
 use super::progress;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use flagstone_rdb::file::{FOOTER_LEN, Output, has_field_expiry};
 use flagstone_rdb::{self as rdb, Limits, Object};
@@ -232,8 +232,11 @@ impl Export {
             let count = rest.iter().take(BATCH_KEYS).take_while(fits).count();
             let (batch, later) = rest.split_at(count.max(1).min(rest.len()));
             for key in batch {
+                // A transaction: otherwise a write between the two gives a value the expiry of another.
+                self.connection.send(&[b"MULTI"])?;
                 self.connection.send(&[b"PEXPIRETIME", key])?;
                 self.connection.send(&[b"DUMP", key])?;
+                self.connection.send(&[b"EXEC"])?;
             }
             self.connection.flush()?;
             for key in asked {
@@ -247,6 +250,17 @@ impl Export {
 
     fn write_key(&mut self, key: &[u8]) -> Result<()> {
         let shown = || format!("key \"{}\"", key.escape_ascii());
+        // The replies to MULTI and to both commands, which are queued.
+        for _ in 0..3 {
+            match self.connection.receive().with_context(shown)? {
+                Reply::Status(_) => {}
+                other => return Err(anyhow!("unexpected reply {other:?}")).with_context(shown),
+            }
+        }
+        match self.connection.receive_array_len().with_context(shown)? {
+            Some(2) => {}
+            other => return Err(anyhow!("EXEC has {other:?} replies")).with_context(shown),
+        }
         let expiry = self.connection.receive()?.integer().with_context(shown)?;
         let Some(len) = self.connection.receive_bulk_len().with_context(shown)? else {
             // The key was deleted since.

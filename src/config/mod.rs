@@ -21,6 +21,7 @@ mod structured;
 mod tests;
 mod value;
 
+use std::collections::HashSet;
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -76,8 +77,9 @@ struct State {
 
 /// The prepared changes of a CONFIG SET.
 pub struct Change {
-    values: Values,
-    /// The settings after the change.
+    /// The new values, with their places in the table.
+    values: Vec<(usize, String)>,
+    /// The settings after the change, if nothing else changes before.
     pub settings: Arc<Settings>,
     /// The directives that the command names.
     pub named: Vec<&'static str>,
@@ -176,12 +178,14 @@ impl Config {
 
     /// Executes CONFIG GET: returns names and values for exact names or glob patterns, in any case.
     /// An alias is a name of its own, as in Redis: patterns find both, and an exact name is
-    /// returned as requested.
+    /// returned as requested. The time is in proportion to the number of patterns, which is for the
+    /// caller to bound.
     pub fn get(&self, patterns: &[&[u8]]) -> Vec<(String, String)> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        let mut found: Vec<(String, String)> = Vec::new();
+        let (mut found, mut known) = (Vec::new(), HashSet::new());
         let mut add = |name: &str, value: &str| {
-            if found.iter().all(|(known, _)| known != name) {
+            if !known.contains(name) {
+                known.insert(name.to_owned());
                 found.push((name.to_owned(), value.to_owned()));
             }
         };
@@ -265,28 +269,33 @@ impl Config {
             notices: load::notices(is_changed),
             named: places.iter().map(|&(index, _)| TABLE[index].name).collect(),
             changed: changed.iter().map(|&index| TABLE[index].name).collect(),
-            values,
+            values: changed.iter().map(|&index| (index, values.at(index).to_owned())).collect(),
         })
     }
 
     /// Sets a directive that CONFIG SET may not change, because a command of its own does that.
     pub fn assign(&self, name: &str, value: &str) {
         let Some((index, _)) = directives::find(name) else { return };
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let mut values = state.values.clone();
-        values.put(index, value.to_owned());
-        let settings = Arc::new(Settings::read(&values, self.machine));
-        *state = State { values, settings };
-        self.generation.fetch_add(1, Ordering::Release);
+        self.replace(vec![(index, value.to_owned())]);
     }
 
-    /// Puts a change into effect. No other change may have been made since it was prepared.
+    /// Puts a change into effect. Other directives may have been assigned since it was prepared, and
+    /// keep their values.
     pub fn commit(&self, change: Change) {
-        if change.changed.is_empty() {
-            return;
+        if !change.values.is_empty() {
+            self.replace(change.values);
         }
+    }
+
+    /// Replaces some values, given with their places in the table.
+    fn replace(&self, changed: Vec<(usize, String)>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        *state = State { values: change.values, settings: change.settings };
+        let mut values = state.values.clone();
+        for (index, value) in changed {
+            values.put(index, value);
+        }
+        let settings = Arc::new(Settings::read(&values, self.machine));
+        *state = State { values, settings };
         self.generation.fetch_add(1, Ordering::Release);
     }
 

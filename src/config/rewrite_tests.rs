@@ -152,3 +152,21 @@ fn all_values_are_written_when_all_are_asked_for() {
     assert!(text.lines().any(|line| line == "timeout 0"), "{text}");
     assert_eq!(restarted(file).get(&[b"*"]), before);
 }
+
+#[test]
+fn a_host_with_strange_characters_stays_one_word() {
+    let (_directory, config) = started_with("replicaof a 1\n");
+    for (host, line) in [
+        ("10.0.0.1", "replicaof 10.0.0.1 6379"),
+        ("x\nenable-debug-command", r#"replicaof "x\nenable-debug-command" 6379"#),
+        ("a\"b", r#"replicaof "a\"b" 6379"#),
+    ] {
+        config.assign("replicaof", &format!("{host} 6379"));
+        let lines = rewritten_lines(&config);
+        assert!(lines.iter().any(|written| written == line), "{lines:?}");
+        assert_eq!(
+            restarted(config.file().unwrap()).get(&[b"replicaof"]),
+            config.get(&[b"replicaof"])
+        );
+    }
+}

@@ -59,6 +59,11 @@ fn is_empty(words: &[&str]) -> bool {
     matches!(words, [] | [""])
 }
 
+/// Returns true if a word means itself in a configuration file, without quotes.
+pub(super) fn is_plain(word: &str) -> bool {
+    !word.contains(|c: char| c.is_control() || c.is_whitespace() || "\"'\\".contains(c))
+}
+
 fn wrong_number_of_arguments<T>() -> Result<T, String> {
     Err("wrong number of arguments".to_owned())
 }
@@ -135,6 +140,10 @@ fn notify_keyspace_events(words: &[&str]) -> Result<String, String> {
 fn bind(words: &[&str]) -> Result<String, String> {
     if words.len() > BIND_LIMIT {
         return Err("Too many bind addresses specified.".to_owned());
+    }
+    // A rewritten file has one line for them.
+    if !words.iter().all(|word| is_plain(word)) {
+        return Err("an address has a character that no address has".to_owned());
     }
     Ok(words.join(" "))
 }

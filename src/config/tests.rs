@@ -367,6 +367,14 @@ fn config_get_finds_names_aliases_and_patterns() {
         names(&[b"HASH-max-*-entries", b"hash-max-listpack-entries"]),
         ["hash-max-listpack-entries", "hash-max-ziplist-entries"]
     );
+    let spelled = |n: u32| -> String {
+        let upper =
+            |(at, c): (usize, char)| if n >> at & 1 == 1 { c.to_ascii_uppercase() } else { c };
+        "maxmemory".chars().enumerate().map(upper).collect()
+    };
+    let spellings: Vec<String> = (0..512).map(spelled).collect();
+    let all: Vec<&[u8]> = spellings.iter().chain(&spellings).map(String::as_bytes).collect();
+    assert_eq!(names(&all), spellings);
     // Hidden directives are found only by their exact names.
     assert!(names(&[b"watchdog-*"]).is_empty());
     assert_eq!(names(&[b"watchdog-period"]), ["watchdog-period"]);
@@ -471,6 +479,40 @@ fn config_set_changes_all_or_nothing() {
     assert_eq!(changed, Ok(vec!["timeout", "commandlog-slow-execution-max-len"]));
     assert_eq!(config.generation(), 1);
     assert_eq!((kept.timeout_seconds, config.settings().command_logs[0].max_len), (0, 9));
+}
+
+#[test]
+fn a_change_keeps_what_was_assigned_since_it_was_prepared() {
+    let config = load(&["--replicaof", "10.0.0.1 6379"]).unwrap();
+    let change = config.prepare(&[(b"timeout", b"5"), (b"hz", b"100000")], true).unwrap();
+    config.assign("replicaof", "");
+    config.commit(change);
+    assert_eq!((value(&config, "timeout"), value(&config, "hz")), ("5".into(), "500".into()));
+    assert_eq!(
+        (value(&config, "replicaof"), config.settings().replicaof.is_none()),
+        ("".into(), true)
+    );
+    let change = config.prepare(&[(b"timeout", b"6")], true).unwrap();
+    config.assign("replicaof", "10.0.0.2 6379");
+    config.commit(change);
+    assert_eq!(config.settings().timeout_seconds, 6);
+    assert_eq!(value(&config, "replicaof"), "10.0.0.2 6379");
+}
+
+#[test]
+fn addresses_have_no_characters_that_could_end_their_line() {
+    let config = unprotected();
+    let before = value(&config, "bind");
+    for wrong in
+        ["x\nenable-debug-command yes", "x\r", "\t", "a\"b", "a'b", "a\\n", "\u{85}x", "\0"]
+    {
+        let refused = set(&config, &[("bind", wrong)]).expect_err(wrong);
+        assert!(refused.ends_with("a character that no address has"), "{wrong:?}: {refused}");
+    }
+    assert_eq!(value(&config, "bind"), before);
+    set(&config, &[("bind", "127.0.0.1 -::1 fe80::1%eth0 *")]).unwrap();
+    let refused = refused(&["--http-bind", "a", "b\"c"], "");
+    assert!(refused.to_string().contains("a character that no address has"), "{refused}");
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! Without a password, only clients of this machine may ask, and their Host header must be a name of
 //! loopback: a page of another site whose name was made to resolve to 127.0.0.1 sends its own name
 //! (DNS rebinding). Requests that a browser makes for another site are refused by Origin and
-//! Sec-Fetch-Site. Credentials are checked by AUTH, in the session that runs the command.
+//! Sec-Fetch-Site. Credentials are checked by AUTH, in the session that runs the command, or as AUTH
+//! does for pages that run none (`rights`).
 
 use super::Site;
 use super::answer::Denial;

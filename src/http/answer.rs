@@ -81,16 +81,21 @@ pub(super) fn json(body: impl Into<Body>) -> Response {
     typed("application/json", body)
 }
 
-/// Bytes of an answer, which count as the clients' memory until they are sent.
-struct Charged {
-    bytes: Vec<u8>,
+/// Bytes that count as the clients' memory as long as they are kept.
+struct Charged<T> {
+    bytes: T,
     _taken: Taken,
 }
 
-impl AsRef<[u8]> for Charged {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Charged<T> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
     }
+}
+
+/// Returns bytes that keep their charge until the last part of them is dropped.
+pub(super) fn charged(bytes: impl AsRef<[u8]> + Send + 'static, taken: Taken) -> Bytes {
+    Bytes::from_owner(Charged { bytes, _taken: taken })
 }
 
 /// Returns an answer of JSON that may be large.
@@ -102,7 +107,7 @@ pub(super) fn large_json(bytes: Vec<u8>) -> Result<Response, Denial> {
     if !taken.try_set(bytes.capacity()) {
         return Err(Denial::no_memory());
     }
-    Ok(json(Bytes::from_owner(Charged { bytes, _taken: taken })))
+    Ok(json(charged(bytes, taken)))
 }
 
 /// Returns an answer of a type.

@@ -4,7 +4,8 @@
 //! any connection is. The client of the HTTP request is that session's client, with its address.
 
 use super::access::{Caller, Ends};
-use super::answer::Denial;
+use super::answer::{Denial, charged};
+use super::sent::SentCommands;
 use super::serve::SeatedWork;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
@@ -15,10 +16,10 @@ use crate::transport::Stream;
 use crate::worker::Worker;
 use bytes::{Bytes, BytesMut};
 use flagstone_wire::client_memory::Taken;
+use std::borrow::Cow;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,33 +31,6 @@ const MAX_REPLIES_BYTES: usize = 16 << 20;
 
 const TOO_LARGE: &str = "ERR the replies are larger than this port sends; ask for less at once";
 const ENDED: &str = "ERR the server has ended the session";
-
-/// Appends a command to a buffer, as clients send it.
-pub(super) fn put_command<'a>(
-    out: &mut Vec<u8>,
-    args: impl IntoIterator<Item = &'a [u8], IntoIter: ExactSizeIterator>,
-) {
-    let args = args.into_iter();
-    put_head(out, args.len());
-    args.for_each(|arg| put_argument(out, arg));
-}
-
-/// Appends the head of a command with so many arguments.
-pub(super) fn put_head(out: &mut Vec<u8>, arguments: usize) {
-    out.extend_from_slice(format!("*{arguments}").as_bytes());
-    out.extend_from_slice(END);
-}
-
-/// Appends an argument of a command.
-pub(super) fn put_argument(out: &mut Vec<u8>, arg: &[u8]) {
-    out.extend_from_slice(format!("${}", arg.len()).as_bytes());
-    out.extend_from_slice(END);
-    out.extend_from_slice(arg);
-    out.extend_from_slice(END);
-}
-
-/// End of a line of the protocol.
-const END: &[u8] = b"\r\n";
 
 /// The request's end of the sockets.
 type SessionEnds = (OwnedReadHalf, OwnedWriteHalf);
@@ -89,48 +63,39 @@ impl Errand {
         let (input, output) = own.into_split();
         let mut session = (input, output);
         if let Some(given) = &caller.credentials {
-            let mut login = Vec::new();
-            let auth = called("auth")?;
-            put_command(&mut login, [auth, &given.user[..], &given.password[..]]);
-            let reply = run(&mut session, login, 1).await?;
+            let login = [called("auth")?, &given.user[..], &given.password[..]];
+            let reply = run(&mut session, SentCommands::of(login)?).await?;
             if let Some(text) = super::values::error_of(&reply) {
-                let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
                 drop(session);
-                tokio::time::sleep(delay).await;
-                return Err(Denial::unauthorized(text));
+                return Err(kept_back(site, caller, text).await);
             }
             site.guard.right(ends.peer.ip());
         }
         Ok(Self { session, _work: caller.seat.begin_work() })
     }
 
-    /// Sends commands, and returns the bytes of their `count` replies.
+    /// Sends commands, and returns the bytes of their replies.
     ///
     /// # Errors
     /// The session has ended, or the replies are too large.
-    pub(super) async fn run(&mut self, commands: Vec<u8>, count: usize) -> Result<Bytes, Denial> {
-        run(&mut self.session, commands, count).await
+    pub(super) async fn run(&mut self, commands: SentCommands) -> Result<Bytes, Denial> {
+        run(&mut self.session, commands).await
     }
 }
 
-async fn run(
-    (input, output): &mut SessionEnds,
-    commands: Vec<u8>,
-    count: usize,
-) -> Result<Bytes, Denial> {
-    let mut taken = Taken::default();
-    taken.set(commands.capacity());
+async fn run((input, output): &mut SessionEnds, commands: SentCommands) -> Result<Bytes, Denial> {
+    let reading = read(input, commands.count());
     let sending = async move {
         // A session that has ended is found by reading.
-        let _ = output.write_all(&commands).await;
-        drop((commands, taken));
+        let _ = output.write_all(commands.bytes()).await;
+        drop(commands);
         Ok(())
     };
-    let reading = read(input, count);
     let ((), replies) = tokio::try_join!(sending, reading)?;
     Ok(replies)
 }
 
+/// Reads replies, which count as the clients' memory until the last part of them is dropped.
 async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> {
     let (mut buf, mut taken, mut scan) =
         (BytesMut::with_capacity(4096), Taken::default(), ReplyScan::new(count));
@@ -153,7 +118,22 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
             Ok(_) => {}
         }
     }
-    Ok(buf.freeze())
+    Ok(charged(buf.freeze(), taken))
+}
+
+/// Returns the answer to wrong credentials, after a delay that grows with their number. Meanwhile the
+/// connection keeps its place, also if the client leaves: otherwise the bound of connections would
+/// not bound the guesses of an address.
+pub(super) async fn kept_back(
+    site: &Site,
+    caller: &Caller,
+    text: impl Into<Cow<'static, str>>,
+) -> Denial {
+    let now = Instant::now();
+    let end = now + site.guard.wrong(caller.ends.peer.ip(), now);
+    caller.seat.keep_until(end);
+    tokio::time::sleep_until(end.into()).await;
+    Denial::unauthorized(text)
 }
 
 fn cannot_begin(error: std::io::Error) -> Denial {
@@ -164,7 +144,7 @@ fn cannot_begin(error: std::io::Error) -> Denial {
 ///
 /// # Errors
 /// `rename-command` has taken it away.
-fn called(declared: &str) -> Result<&'static [u8], Denial> {
+pub(super) fn called(declared: &str) -> Result<&'static [u8], Denial> {
     let command = registry::declared(declared).and_then(registry::name_of);
     command.ok_or_else(|| Denial::unavailable(format!("ERR the command '{declared}' is disabled")))
 }
@@ -197,31 +177,4 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
     worker.stats().connections.fetch_add(1, Ordering::Relaxed);
     worker.spawn_connection(connection::serve(Rc::clone(worker), stream, client));
     true
-}
-
-/// Checks that a caller may run INFO, which shows the same figures as the port.
-///
-/// # Errors
-/// The caller may not, or is unknown.
-pub(super) async fn may_see(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
-    may_run(site, caller, [called("info")?, b"modules"]).await
-}
-
-/// Checks that a caller may run SLOWLOG, a command of administrators that changes nothing.
-///
-/// # Errors
-/// The caller may not, or is unknown.
-pub(super) async fn may_administer(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
-    may_run(site, caller, [called("slowlog")?, b"len"]).await
-}
-
-async fn may_run(site: &Arc<Site>, caller: &Caller, words: [&[u8]; 2]) -> Result<(), Denial> {
-    let mut errand = Errand::begin(site, caller).await?;
-    let mut asked = Vec::new();
-    put_command(&mut asked, words);
-    let reply = errand.run(asked, 1).await?;
-    match super::values::error_of(&reply) {
-        None => Ok(()),
-        Some(text) => Err(super::values::denial(text)),
-    }
 }

@@ -1,7 +1,8 @@
 //! The HTTP port (`http-port`): health, metrics, commands by REST, and the dashboard.
 //!
 //! It runs on a thread of its own, so that it answers while workers and merges are busy, and takes
-//! no time of a worker. Figures are read from counters that the workers publish. Commands run in a
+//! no time of a worker. Figures are read from counters that the workers publish (`rights` checks who
+//! may see them). Commands run in a
 //! session like any other (`errand`): the connection's own code serves the other end of a pair of
 //! sockets, so that authentication, permissions, limits and statistics are those of every client.
 //!
@@ -17,6 +18,8 @@ mod metrics;
 mod pages;
 mod profile;
 mod rest;
+mod rights;
+mod sent;
 mod serve;
 mod values;
 mod watch;

@@ -3,7 +3,7 @@
 
 use super::access::Caller;
 use super::answer::{Denial, json, typed};
-use super::{Site, clusters, errand, health};
+use super::{Site, clusters, health, rights};
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
@@ -38,7 +38,7 @@ pub(super) async fn status(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, Denial> {
-    errand::may_see(&site, &caller).await?;
+    let _work = rights::may_see(&site, &caller).await?;
     let Some(loaded) = site.loaded() else {
         return Err(Denial::unavailable("LOADING Flagstone is loading the dataset in memory"));
     };

@@ -6,7 +6,7 @@
 
 use super::access::Caller;
 use super::answer::{Denial, typed};
-use super::{Site, errand};
+use super::{Site, rights};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -39,7 +39,7 @@ pub(super) async fn profile(
     uri: Uri,
 ) -> Result<Response, Denial> {
     let seconds = seconds(uri.query().unwrap_or_default())?;
-    errand::may_administer(&site, &caller).await?;
+    let _work = rights::may_administer(&site, &caller).await?;
     let _alone = TAKING.try_lock().map_err(|_| {
         Denial::new(StatusCode::CONFLICT, "ERR a profile is being taken; try again later")
     })?;

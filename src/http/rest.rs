@@ -10,8 +10,9 @@
 //! has.
 
 use super::access::Caller;
-use super::answer::{Denial, large_json, typed};
-use super::errand::{Errand, put_argument, put_command, put_head};
+use super::answer::{Denial, charged, large_json, typed};
+use super::errand::Errand;
+use super::sent::SentCommands;
 use super::values::{self, Form, put_text, put_value, put_wrapped};
 use super::{Site, pages};
 use crate::command::registry;
@@ -22,32 +23,13 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::Response;
 use flagstone_commands::flag;
 use flagstone_wire::client_memory::Taken;
-use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
-use std::fmt;
 use std::sync::Arc;
 
 /// Maximum size of the body of a request, in bytes.
 const MAX_BODY: usize = 8 << 20;
 
-/// Maximum number of commands of a request.
-const MAX_COMMANDS: usize = 10_000;
-
 /// The answer to a request, or the reason why there is none.
 type Answered = Result<Response, Denial>;
-
-/// Commands of a request, as the server's clients send them.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct SentCommands {
-    bytes: Vec<u8>,
-    count: usize,
-}
-
-impl SentCommands {
-    fn push<'a>(&mut self, args: impl IntoIterator<Item = &'a [u8], IntoIter: ExactSizeIterator>) {
-        put_command(&mut self.bytes, args);
-        self.count += 1;
-    }
-}
 
 /// `POST /`: one command as an array of JSON, or as a path; `GET /`: the dashboard.
 pub(super) async fn root(
@@ -60,11 +42,11 @@ pub(super) async fn root(
         Method::POST => {}
         _ => return Err(not_allowed()),
     }
-    let (errand, Received { headers, body, .. }) = receive(&site, &caller, request).await?;
+    let (errand, Received { headers, body }) = receive(&site, &caller, request).await?;
     let form = form(&headers);
     if body.trim_ascii_start().starts_with(b"[") {
         let mut sent = SentCommands::default();
-        parse(&body, OneCommand(&mut sent))?;
+        sent.push_json(&body)?;
         drop(body);
         return one(errand, sent, form).await;
     }
@@ -80,11 +62,11 @@ pub(super) async fn pipeline(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Answered {
-    let (mut errand, Received { headers, body, .. }) = receive(&site, &caller, request).await?;
+    let (mut errand, Received { headers, body }) = receive(&site, &caller, request).await?;
     let mut sent = SentCommands::default();
-    parse(&body, ManyCommands(&mut sent))?;
+    sent.push_all_json(&body)?;
     drop(body);
-    let replies = errand.run(sent.bytes, sent.count).await?;
+    let replies = errand.run(sent).await?;
     let mut rest = &replies[..];
     let each = std::iter::from_fn(|| {
         let (reply, behind) = values::split(rest);
@@ -113,13 +95,12 @@ pub(super) async fn multi_exec(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Answered {
-    let (mut errand, Received { headers, body, .. }) = receive(&site, &caller, request).await?;
-    let mut sent = SentCommands::default();
-    sent.push([&b"MULTI"[..]]);
-    parse(&body, ManyCommands(&mut sent))?;
+    let (mut errand, Received { headers, body }) = receive(&site, &caller, request).await?;
+    let mut sent = SentCommands::of([&b"MULTI"[..]])?;
+    sent.push_all_json(&body)?;
     drop(body);
-    sent.push([&b"EXEC"[..]]);
-    let replies = errand.run(sent.bytes, sent.count).await?;
+    sent.push([&b"EXEC"[..]])?;
+    let replies = errand.run(sent).await?;
     let (mut rest, mut refused, mut last) = (&replies[..], None, &replies[..0]);
     while !rest.is_empty() {
         let (reply, behind) = values::split(rest);
@@ -154,9 +135,10 @@ pub(super) async fn path(
             asked.run(errand, form(&headers)).await
         }
         Method::POST | Method::PUT => {
-            let (errand, Received { headers, body, .. }) = receive(&site, &caller, request).await?;
-            let body = Some(&body[..]).filter(|body| !body.is_empty());
-            Asked::of(target, body)?.run(errand, form(&headers)).await
+            let (errand, Received { headers, body }) = receive(&site, &caller, request).await?;
+            let asked = Asked::of(target, Some(&body[..]).filter(|body| !body.is_empty()))?;
+            drop(body);
+            asked.run(errand, form(&headers)).await
         }
         _ => Err(not_allowed()),
     }
@@ -224,19 +206,23 @@ impl Asked {
         sub.is_some_and(|command| command.spec.has(flag!(READONLY)))
     }
 
-    async fn run(self, mut errand: Errand, form: Form) -> Answered {
-        let mut sent = SentCommands::default();
-        sent.push(self.args.iter().map(|arg| &arg[..]));
+    async fn run(mut self, mut errand: Errand, form: Form) -> Answered {
+        let sent = SentCommands::of(self.args.iter().map(|arg| &arg[..]))?;
+        // The name is all that an answer needs.
+        self.args.truncate(1);
         if self.shape == Shape::Result {
             return one(errand, sent, form).await;
         }
-        let replies = errand.run(sent.bytes, sent.count).await?;
+        let replies = errand.run(sent).await?;
         if let Some(text) = values::error_of(&replies).filter(|text| text.starts_with("NOAUTH")) {
             return Err(values::denial(text));
         }
         match self.shape {
             Shape::Raw => Ok(typed("text/plain; charset=utf-8", replies)),
-            Shape::Text => Ok(typed("text/plain; charset=utf-8", values::bytes_of(&replies))),
+            Shape::Text => Ok(typed(
+                "text/plain; charset=utf-8",
+                replies.slice_ref(values::bytes_of(&replies)),
+            )),
             Shape::Result | Shape::Named => {
                 let mut out = vec![b'{'];
                 put_text(&mut out, &self.args[0]);
@@ -269,7 +255,7 @@ fn decoded(word: &str) -> Result<Vec<u8>, Denial> {
 
 /// Runs one command, and answers its reply.
 async fn one(mut errand: Errand, sent: SentCommands, form: Form) -> Answered {
-    let reply = errand.run(sent.bytes, sent.count).await?;
+    let reply = errand.run(sent).await?;
     if let Some(text) = values::error_of(&reply) {
         return Err(values::denial(text));
     }
@@ -304,8 +290,8 @@ fn not_allowed() -> Denial {
 /// A request that was read.
 struct Received {
     headers: HeaderMap,
+    /// Counts as the clients' memory as long as it is kept.
     body: Bytes,
-    _taken: Taken,
 }
 
 /// Begins the session of a request that may change something, and then reads the body: a client
@@ -334,152 +320,12 @@ async fn receive(
         return Err(Denial::no_memory());
     }
     let body = to_bytes(body, MAX_BODY).await.map_err(|_| too_large())?;
-    Ok((errand, Received { headers: parts.headers, body, _taken: taken }))
-}
-
-/// Parses a body into commands.
-fn parse<'de>(body: &'de [u8], seed: impl DeserializeSeed<'de, Value = ()>) -> Result<(), Denial> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let parsed = seed.deserialize(&mut json).and_then(|()| json.end());
-    parsed.map_err(|error| Denial::bad(format!("ERR failed to parse the commands: {error}")))
-}
-
-/// Reads a command: the arguments go to the buffer as they come, so that many small ones take
-/// little memory.
-struct OneCommand<'a>(&'a mut SentCommands);
-
-/// Reads an array of commands.
-struct ManyCommands<'a>(&'a mut SentCommands);
-
-/// Reads an argument: a string, a number, a boolean, null, or other JSON, which is passed on as text.
-struct OneArgument<'a>(&'a mut Vec<u8>);
-
-impl<'de> DeserializeSeed<'de> for OneCommand<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        json.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for OneCommand<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a command: an array of its name and its arguments")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let (mut args, mut count) = (Vec::new(), 0_usize);
-        while seq.next_element_seed(OneArgument(&mut args))?.is_some() {
-            count += 1;
-        }
-        if count == 0 {
-            return Err(A::Error::custom("a command is empty"));
-        }
-        if self.0.count > MAX_COMMANDS {
-            return Err(A::Error::custom(format!("there are more than {MAX_COMMANDS} commands")));
-        }
-        put_head(&mut self.0.bytes, count);
-        self.0.bytes.append(&mut args);
-        self.0.count += 1;
-        Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for ManyCommands<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        json.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ManyCommands<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of commands")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        while seq.next_element_seed(OneCommand(self.0))?.is_some() {}
-        Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for OneArgument<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        json.deserialize_any(self)
-    }
-}
-
-impl Visitor<'_> for OneArgument<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an argument: a string, a number, a boolean or null")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
-        put_argument(self.0, text.as_bytes());
-        Ok(())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<(), E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<(), E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<(), E> {
-        self.visit_str(&number.to_string())
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
-        self.visit_str(if value { "true" } else { "false" })
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<(), E> {
-        self.visit_str("null")
-    }
+    Ok((errand, Received { headers: parts.headers, body: charged(body, taken) }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn sent(commands: &[&[&str]]) -> SentCommands {
-        let mut sent = SentCommands::default();
-        for command in commands {
-            sent.push(command.iter().map(|arg| arg.as_bytes()));
-        }
-        sent
-    }
-
-    fn parsed(body: &str) -> Option<SentCommands> {
-        let mut found = SentCommands::default();
-        parse(body.as_bytes(), ManyCommands(&mut found)).ok().map(|()| found)
-    }
-
-    #[test]
-    fn bodies_are_arrays_of_scalars() {
-        let body = r#" [["SET","a b",1,-2.5,true,null], ["GET","\u00e4\n"]] "#;
-        let expected = sent(&[&["SET", "a b", "1", "-2.5", "true", "null"], &["GET", "ä\n"]]);
-        assert_eq!(parsed(body), Some(expected));
-        assert_eq!(parsed("[]"), Some(SentCommands::default()));
-        for wrong in
-            ["", "{}", "[[]]", "[\"GET\"]", "[[\"GET\",[1]]]", "[[\"GET\",{}]]", "[[1]", "[[1]]x"]
-        {
-            assert_eq!(parsed(wrong), None, "{wrong}");
-        }
-        let many = format!("[{}]", vec!["[1]"; MAX_COMMANDS + 2].join(","));
-        assert_eq!(parsed(&many), None);
-    }
 
     fn asked(target: &str, body: Option<&[u8]>) -> Option<(Vec<String>, Shape)> {
         let asked = Asked::of(target, body).ok()?;

@@ -21,7 +21,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -191,14 +191,21 @@ pub(super) struct Seat {
     is_trusted: AtomicBool,
     /// Number of its requests that run commands now.
     working: AtomicUsize,
+    /// Time until which the answer to a wrong password is kept back.
+    kept_until: Mutex<Option<Instant>>,
     /// Tells it to end: another connection has its place.
     leave: CancellationToken,
 }
 
 impl Seat {
     pub(super) fn new(address: IpAddr) -> Self {
-        let (is_trusted, working) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Self { address, is_trusted, working, leave: CancellationToken::new() }
+        Self {
+            address,
+            is_trusted: AtomicBool::new(false),
+            working: AtomicUsize::new(0),
+            kept_until: Mutex::new(None),
+            leave: CancellationToken::new(),
+        }
     }
 
     /// Begins a request that is allowed to run commands: its connection stays until it has ended.
@@ -206,6 +213,18 @@ impl Seat {
         self.is_trusted.store(true, Ordering::Relaxed);
         self.working.fetch_add(1, Ordering::Relaxed);
         SeatedWork(self.clone())
+    }
+
+    /// Keeps the place until the answer to a wrong password is due: connections of its own address do
+    /// not get it before. It is trusted no more than before.
+    pub(super) fn keep_until(&self, end: Instant) {
+        *self.kept_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+    }
+
+    /// Returns the time until which the place is kept, if that is still to come.
+    fn kept_until(&self) -> Option<Instant> {
+        let until = *self.kept_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.filter(|until| *until > Instant::now())
     }
 
     fn is_trusted(&self) -> bool {
@@ -234,7 +253,9 @@ struct ConnectionPlace {
 impl ConnectionPlace {
     /// Takes a place. When there is none for this address, or at all, a connection ends that runs
     /// no commands: rather one without a password than one that has given it, rather one of an
-    /// address with many connections, and rather an old one. So nobody keeps a health check out.
+    /// address with many connections, and rather an old one. So nobody keeps a health check out. A
+    /// connection whose wrong password is not answered yet leaves last of those without one, and only
+    /// for another address.
     fn take(places: &Arc<Places>, address: IpAddr) -> Option<Self> {
         let address = address.to_canonical();
         let most = if address.is_loopback() { MAX_CONNECTIONS } else { MAX_OF_ADDRESS };
@@ -245,11 +266,13 @@ impl ConnectionPlace {
         if is_crowded || seats.len() >= MAX_CONNECTIONS {
             let may_leave = |seat: &Seat| {
                 let is_near = !is_crowded || seat.address == address;
-                is_near && seat.working.load(Ordering::Relaxed) == 0
+                let is_kept = seat.address == address && seat.kept_until().is_some();
+                is_near && !is_kept && seat.working.load(Ordering::Relaxed) == 0
             };
             let leaving = seats.iter().filter(|(_, seat)| may_leave(seat));
             let leaving = leaving.min_by_key(|(number, seat)| {
-                (seat.is_trusted(), Reverse(of_each.get(&seat.address)), **number)
+                let is_kept = seat.kept_until().is_some();
+                (seat.is_trusted(), is_kept, Reverse(of_each.get(&seat.address)), **number)
             });
             let number = leaving.map(|(number, _)| *number)?;
             seats.remove(&number)?.leave.cancel();
@@ -258,6 +281,16 @@ impl ConnectionPlace {
         let seat = Arc::new(Seat::new(address));
         seats.insert(number, seat.clone());
         Some(Self { places: places.clone(), number, seat })
+    }
+
+    /// Gives the place back, but not before the answer to a wrong password was due.
+    async fn release(self, stop: &CancellationToken) {
+        let Some(until) = self.seat.kept_until() else { return };
+        tokio::select! {
+            () = tokio::time::sleep_until(until.into()) => {}
+            () = self.seat.leave.cancelled() => {}
+            () = stop.cancelled() => {}
+        }
     }
 }
 
@@ -292,13 +325,13 @@ impl Accepting {
                 connections.fetch_add(1, Ordering::Relaxed);
                 let seat = place.seat.clone();
                 tokio::select! {
-                    () = begin(stream, (ends, seat), &site, (router, stop)) => {}
+                    () = begin(stream, (ends, seat), &site, (router, stop.clone())) => {}
                     () = place.seat.leave.cancelled() => {
                         site.counters.refused.fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 connections.fetch_sub(1, Ordering::Relaxed);
-                drop(place);
+                place.release(&stop).await;
             });
         }
     }
@@ -383,6 +416,52 @@ mod tests {
         let other = ConnectionPlace::take(&places, from(2)).expect("a place");
         assert_eq!((left(&own), other.seat.leave.is_cancelled()), (168, false));
         drop((own, local, other));
+        assert!(places.lock().is_empty());
+    }
+
+    #[test]
+    fn guesses_keep_their_places_from_their_own_address_only() {
+        let places = Arc::new(Places::default());
+        let own: Vec<ConnectionPlace> =
+            (0..MAX_OF_ADDRESS).filter_map(|_| ConnectionPlace::take(&places, from(1))).collect();
+        let soon = Instant::now() + Duration::from_secs(600);
+        own[1..].iter().for_each(|place| place.seat.keep_until(soon));
+        let next = ConnectionPlace::take(&places, from(1)).expect("the place of the first one");
+        assert!(own[0].seat.leave.is_cancelled() && left(&own) == 1);
+        next.seat.keep_until(soon);
+        assert!(ConnectionPlace::take(&places, from(1)).is_none(), "all of them are kept");
+        assert!(!next.seat.is_trusted());
+        // Together, several addresses have all places: one of a further address gets one of them.
+        let others: Vec<ConnectionPlace> = (2..5)
+            .flat_map(|last| (0..MAX_OF_ADDRESS).map(move |_| last))
+            .filter_map(|last| ConnectionPlace::take(&places, from(last)))
+            .inspect(|place| place.seat.keep_until(soon))
+            .collect();
+        assert_eq!((others.len(), left(&others), places.lock().len()), (96, 0, MAX_CONNECTIONS));
+        let health = ConnectionPlace::take(&places, from(9)).expect("a place");
+        assert_eq!(left(&own) + left(&others) + left(std::slice::from_ref(&next)), 2);
+        next.seat.keep_until(Instant::now());
+        own.iter().for_each(|place| place.seat.keep_until(Instant::now()));
+        assert!(ConnectionPlace::take(&places, from(1)).is_some(), "the answers were due");
+        drop(health);
+    }
+
+    #[tokio::test]
+    async fn a_guess_keeps_its_place_although_the_client_leaves() {
+        let (places, stop) = (Arc::new(Places::default()), CancellationToken::new());
+        let place = ConnectionPlace::take(&places, from(1)).expect("a place");
+        place.release(&stop).await;
+        assert!(places.lock().is_empty(), "it has guessed nothing");
+        let place = ConnectionPlace::take(&places, from(1)).expect("a place");
+        place.seat.keep_until(Instant::now() + Duration::from_secs(600));
+        let releasing = tokio::spawn({
+            let stop = stop.clone();
+            async move { place.release(&stop).await }
+        });
+        tokio::task::yield_now().await;
+        assert_eq!(places.lock().len(), 1);
+        stop.cancel();
+        releasing.await.expect("it ends");
         assert!(places.lock().is_empty());
     }
 

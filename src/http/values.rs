@@ -121,13 +121,13 @@ pub(super) fn parts(reply: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
 }
 
 /// Returns the bytes of a reply that is one value; of others the reply itself.
-pub(super) fn bytes_of(reply: &[u8]) -> Vec<u8> {
-    let Some(head) = head(reply) else { return Vec::new() };
+pub(super) fn bytes_of(reply: &[u8]) -> &[u8] {
+    let Some(head) = head(reply) else { return &[] };
     match (head.kind, head.bytes()) {
-        (b'$', Ok(Some(len))) => reply.get(head.len..head.len + len).unwrap_or_default().to_vec(),
-        (b'$' | b'_', _) => Vec::new(),
-        (b'+' | b'-' | b':' | b',' | b'(', _) => head.line.to_vec(),
-        _ => reply.to_vec(),
+        (b'$', Ok(Some(len))) => reply.get(head.len..head.len + len).unwrap_or_default(),
+        (b'$' | b'_', _) => &[],
+        (b'+' | b'-' | b':' | b',' | b'(', _) => head.line,
+        _ => reply,
     }
 }
 

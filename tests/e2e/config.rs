@@ -435,3 +435,18 @@ fn directives_without_effect_are_named_in_the_log() {
     }
     assert!(ask(&mut admin, "INFO server").contains("\\r\\nhz:10\\r\\n"), "the pace is what it is");
 }
+
+#[test]
+fn a_request_for_more_parameters_than_there_are_is_refused() {
+    let server = Server::start(&[]);
+    let mut client = server.client();
+    let mut asked = |count: usize| {
+        let mut get = redis::cmd("CONFIG");
+        get.arg("GET");
+        (0..count).for_each(|_| _ = get.arg("port"));
+        get.query::<Vec<String>>(&mut client)
+    };
+    assert_eq!(asked(1024).expect("answered").len(), 2);
+    let refused = asked(1025).expect_err("too many").to_string();
+    assert!(refused.contains("at most 1024 parameters"), "{refused}");
+}

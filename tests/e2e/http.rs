@@ -282,6 +282,70 @@ fn metrics_need_the_password_and_the_right_to_see() {
     }
 }
 
+/// Asks for the pages that show figures, which are answered although no command is.
+#[track_caller]
+fn shows_figures(web: &Web, is_ready: f64, reason: &str) {
+    let login = ["Authorization: Bearer secret"];
+    let metrics = web.ask("GET", "/metrics", &login, "");
+    assert_eq!(metrics.status, 200, "{metrics:?}");
+    assert_eq!(sample(&metrics.body, "flagstone_ready"), is_ready);
+    let status = web.ask("GET", "/status", &login, "");
+    assert!(status.status == 200 && status.body.contains(reason), "{status:?}");
+    assert_eq!(web.ask("GET", "/profile?seconds=1", &login, "").status, 200);
+    web.get("/metrics").refused(401, "NOAUTH");
+    web.ask("GET", "/metrics", &["Authorization: Bearer wrong"], "").refused(401, "WRONGPASS");
+}
+
+#[test]
+fn figures_are_shown_while_no_command_is_answered() {
+    let client = |web: &Web| {
+        redis::Client::open(format!("redis://:secret@127.0.0.1:{}/", web.server.port()))
+            .and_then(|client| client.get_connection())
+            .expect("a connection")
+    };
+    let web = Web::start(&["--requirepass", "secret"]);
+    let paused = redis::cmd("CLIENT").arg(&["PAUSE", "600000", "ALL"]).exec(&mut client(&web));
+    paused.expect("paused");
+    shows_figures(&web, 0.0, "clients are paused");
+
+    let web = Web::start(&["--requirepass", "secret", "--busy-reply-threshold", "100"]);
+    let (mut running, mut asking) = (client(&web), client(&web));
+    let script = std::thread::spawn(move || {
+        redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut running)
+    });
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while redis::cmd("GET").arg("k").exec(&mut asking).is_ok() {
+        assert!(Instant::now() < deadline, "the script is not told of");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    shows_figures(&web, 0.0, "script");
+    redis::cmd("SCRIPT").arg("KILL").exec(&mut asking).expect("killed");
+    script.join().expect("joined").expect_err("killed");
+
+    let web = Web::start(&["--requirepass", "secret", "--maxclients", "4"]);
+    let clients: Vec<_> = (0..4).map(|_| client(&web)).collect();
+    let login = ["Authorization: Bearer secret"];
+    web.ask("GET", "/get/x", &login, "").refused(503, "max number of clients");
+    shows_figures(&web, 1.0, "");
+    drop(clients);
+}
+
+#[test]
+fn denials_of_pages_are_logged_as_those_of_commands() {
+    let web = Web::start(&[]);
+    let mut admin = web.server.client();
+    let mut setuser = redis::cmd("ACL");
+    setuser.arg(&["SETUSER", "app", "on", ">pw", "~*", "+get"][..]);
+    setuser.exec(&mut admin).expect("set");
+    web.ask("GET", "/metrics", &["Authorization: Bearer app:pw"], "").refused(403, "NOPERM");
+    web.ask("GET", "/metrics", &["Authorization: Bearer app:no"], "").refused(401, "WRONGPASS");
+    let log: redis::Value = redis::cmd("ACL").arg("LOG").query(&mut admin).expect("the log");
+    let log = format!("{log:?}");
+    for word in ["\"info\"", "\"auth\"", "\"app\"", "addr=127.0.0.1:"] {
+        assert!(log.contains(word), "{word} in {log}");
+    }
+}
+
 #[test]
 fn a_request_runs_under_the_user_that_it_names() {
     let web = Web::start(&[]);
@@ -364,6 +428,11 @@ fn commands_are_answered_as_upstash_does() {
         r#"[["SET","a","hi"],["KEYS","a"],["INCR","n"]]"#,
     )
     .is(200, r#"[{"result":"OK"},{"result":["YQ=="]},{"result":1}]"#);
+    // Numbers are stored as they are written.
+    for number in ["123456789012345678901234567890", "1e308", "0.10"] {
+        web.post("/", &format!(r#"["SET","n",{number}]"#)).is(200, r#"{"result":"OK"}"#);
+        web.get("/get/n").is(200, &format!(r#"{{"result":"{number}"}}"#));
+    }
     for wrong in ["", "[", "{}", "[]", "[[1]]", r#"["GET",["a"]]"#, r#"["GET","a"] x"#] {
         let reply = web.post("/", wrong);
         assert!([400, 404].contains(&reply.status), "{wrong}: {reply:?}");
@@ -444,6 +513,49 @@ fn large_and_binary_values_come_back_and_too_large_ones_are_refused() {
     web.ask("GET", "/get/b", &["Upstash-Encoding: base64"], "").is(200, r#"{"result":"AP8iCg=="}"#);
     redis::cmd("SETRANGE").arg("huge").arg(40 << 20).arg("x").exec(&mut client).expect("set");
     web.get("/get/huge").refused(413, "ask for less");
+}
+
+#[test]
+fn bodies_of_many_numbers_take_a_few_times_their_bytes_and_count_as_memory_of_clients() {
+    let mut web = Web::start(&[]);
+    let before = web.server.rss();
+    let body =
+        |number: &str| format!("[\"RPUSH\",\"l\"{}]", format!(",{number}").repeat(1_300_000));
+    let reply = web.post("/", &body("1e308"));
+    assert!(reply.status >= 400, "more arguments than a command may have: {reply:?}");
+    let peak = web.server.peak_rss();
+    assert!(peak < before + (200 << 20), "{before} then {peak}");
+    web.server.stop();
+    let web = Web::start(&["--maxmemory-clients", "8mb"]);
+    web.post("/", &body("1")).refused(503, "more memory");
+    web.post("/", r#"["PING"]"#).is(200, r#"{"result":"PONG"}"#);
+}
+
+/// Asks for a path on a connection that stays open, and returns the beginning of the answer.
+fn begin_reading(web: &Web, path: &str) -> (TcpStream, String) {
+    let mut socket = web.socket();
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
+    let mut line = [0; 12];
+    let _ = socket.read_exact(&mut line);
+    (socket, String::from_utf8_lossy(&line).into_owned())
+}
+
+#[test]
+fn replies_count_as_memory_until_they_are_read() {
+    let web = Web::start(&["--maxmemory-clients", "60mb"]);
+    let mut client = web.server.client();
+    redis::cmd("SETRANGE").arg("big").arg(15 << 20).arg("x").exec(&mut client).expect("set");
+    for path in ["/GET/big.raw", "/GET/big.txt"] {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while begin_reading(&web, path).1 != "HTTP/1.1 200" {
+            assert!(Instant::now() < deadline, "{path}: memory is not given back");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // None of them reads more than the first line.
+        let unread: Vec<_> = (0..20).map(|_| begin_reading(&web, path)).collect();
+        let answered = unread.iter().filter(|(_, line)| line == "HTTP/1.1 200").count();
+        assert!((1..10).contains(&answered), "{path}: {answered} of 20");
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ mod neighbours;
 mod one_split;
 mod operated;
 mod pace;
+mod packaged;
 mod partial;
 mod pipelines;
 mod process;

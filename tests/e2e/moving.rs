@@ -5,6 +5,7 @@ use redis::{Connection, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rdb").join(name)
@@ -266,6 +267,57 @@ fn an_append_only_directory_is_replayed() {
     assert_eq!(ask(&mut client, "MGET x y"), "(nil nil)", "the transaction is not whole");
     ask(&mut client, "SELECT 0");
     assert_eq!(ask(&mut client, "LRANGE list 0 -1"), "(b c)");
+}
+
+#[test]
+fn an_export_pairs_each_value_with_its_own_expiry() {
+    const KEYS: u32 = 2000;
+    let server = Server::start(&["--workers", "2", "--shards", "2", "--appendfsync", "no"]);
+    let write = |client: &mut Connection, expires: bool| {
+        let mut pipe = redis::pipe();
+        for n in 0..KEYS {
+            let set = pipe.cmd("SET").arg(n);
+            match expires {
+                true => set.arg("expires").arg("PXAT").arg(4_000_000_000_000_u64),
+                false => set.arg("stays"),
+            };
+        }
+        pipe.query::<Vec<Value>>(client).expect("written");
+    };
+    write(&mut server.client(), true);
+    let stop = AtomicBool::new(false);
+    let exported = server.dir().join("exported.rdb");
+    let other = Server::start(&[]);
+    let mut there = other.client();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = server.client();
+            while !stop.load(Ordering::Relaxed) {
+                write(&mut client, false);
+                write(&mut client, true);
+            }
+        });
+        let done = StopAtEnd(&stop);
+        for _ in 0..5 {
+            assert!(run(&server, "export", &exported, &[]).status.success());
+            import(&other, &exported, &["--replace"]);
+            for n in 0..KEYS {
+                let pair = ask(&mut there, &format!("GET {n}"))
+                    + &ask(&mut there, &format!("PEXPIRETIME {n}"));
+                assert!(["expires4000000000000", "stays-1"].contains(&&*pair), "{n}: {pair}");
+            }
+        }
+        drop(done);
+    });
+}
+
+/// Ends the writers of a test, also if it fails.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

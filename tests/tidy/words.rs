@@ -13,7 +13,7 @@ const LINE_ENDS: &[(&str, usize, &str)] = &[
     ("src/cli/import/aof.rs", 1, "requests in an append-only file"),
     ("src/commands/cluster/mod.rs", 1, "lines of CLUSTER INFO"),
     ("src/commands/server/info/mod.rs", 2, "lines of INFO"),
-    ("src/http/errand.rs", 1, "requests of a client"),
+    ("src/http/sent.rs", 1, "requests of a client"),
 ];
 
 /// Words that no documentation begins with: it begins with the noun or the verb itself.

@@ -19,9 +19,16 @@ use std::rc::Rc;
 /// Beginning of the names of directives about TLS.
 const TLS: &str = "tls-";
 
+/// Maximum number of parameters of CONFIG GET. A look at the whole table for each of a million takes
+/// seconds, in which the worker would serve nobody else.
+const MAX_ASKED: usize = 1024;
+
 /// `CONFIG GET parameter [parameter …]`
 fn get(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    let patterns: Vec<&[u8]> = args.iter().skip(2).collect();
+    let patterns: Vec<&[u8]> = args.skip(2).iter().take(MAX_ASKED + 1).collect();
+    if patterns.len() > MAX_ASKED {
+        return Err(format!("ERR CONFIG GET takes at most {MAX_ASKED} parameters").into());
+    }
     let found = cx.node.config.get(&patterns);
     cx.out.map(found.len());
     for (name, value) in found {

@@ -11,7 +11,7 @@ mod workers;
 
 use super::access::Caller;
 use super::answer::{Denial, typed};
-use super::{Site, errand, health};
+use super::{Site, health, rights};
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -26,7 +26,7 @@ pub(super) async fn metrics(
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
 ) -> Result<Response, Denial> {
-    errand::may_see(&site, &caller).await?;
+    let _work = rights::may_see(&site, &caller).await?;
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let form = MetricsForm::accepted_by(accept.unwrap_or_default());
     Ok(typed(form.content(), render(&site, form)))
