@@ -51,9 +51,9 @@ impl SentCommands {
         &mut self,
         args: impl IntoIterator<Item = &'a [u8], IntoIter: ExactSizeIterator>,
     ) -> Result<(), Denial> {
-        let args = args.into_iter();
+        let mut args = args.into_iter();
         let (start, count) = (self.bytes.len(), args.len());
-        let pushed = args.map(|arg| self.put_argument(arg)).collect::<Result<(), NoRoom>>();
+        let pushed = args.try_for_each(|arg| self.put_argument(arg));
         pushed.and_then(|()| self.end_command(start, count)).map_err(|NoRoom| Denial::no_memory())
     }
 
