@@ -196,6 +196,25 @@ fn memory_that_scripts_take_is_bounded() {
 }
 
 #[test]
+fn a_string_that_is_logged_or_checked_many_times_is_not_copied_as_often() {
+    let server = start("1", &["--busy-reply-threshold", "5000"]);
+    let mut client = server.client();
+    let strings = "local s, t = string.rep('x', 1e6), {} for i = 1, 2000 do t[i] = s end";
+    let eval = |client: &mut Connection, end: &str| {
+        run(client, &["EVAL", &format!("{strings} {end}"), "0"])
+    };
+    eval(&mut client, "return redis.sha1hex(s)").expect("an answer");
+    let before = server.peak_rss();
+    eval(&mut client, "redis.log(redis.LOG_NOTICE, unpack(t))").expect("logged");
+    let refused = eval(&mut client, "return redis.acl_check_cmd('DEL', unpack(t))");
+    let text = refused.expect_err("too many bytes").to_string();
+    assert!(text.contains("more memory than a script may have"), "{text}");
+    // The strings have 2 GB together.
+    let grown = server.peak_rss().saturating_sub(before);
+    assert!(grown < 256 << 20, "{grown} bytes more");
+}
+
+#[test]
 fn many_slow_scripts_take_turns() {
     for workers in ["1", "2"] {
         let server = start(workers, &["--busy-reply-threshold", "0"]);
