@@ -585,7 +585,9 @@ fn rights_cannot_be_gained_by_other_ways() {
     let server = Server::start(&TWO);
     let mut admin = Asker::new(&server);
     admin.get("SET secret s", "OK");
-    admin.get("ACL SETUSER ann on nopass ~app:* %W~out:* &mine +@all -@dangerous -@admin", "OK");
+    let rules = "on nopass ~app:* %W~out:* %R~in:* &mine +@all -@dangerous -@admin +sort";
+    admin.get(&format!("ACL SETUSER ann {rules}"), "OK");
+    admin.get("GEOADD in:g 0 0 m", "1");
     let mut ann = Asker::user(&server, "ann", "x");
     let key = "-NOPERM No permissions to access a key";
     ann.get("SET app:1 v", "OK");
@@ -603,6 +605,10 @@ fn rights_cannot_be_gained_by_other_ways() {
         "LCS secret app:1",
         "BITOP NOT app:2 secret",
         "GEORADIUS app:g 0 0 1 km STORE app:2 STORE secret",
+        "GEORADIUS in:g 0 0 1 km STORE app:2 STORE in:g",
+        "GEORADIUS in:g 0 0 1 km STORE app:2 STOREDIST app:2 STOREDIST in:g",
+        "GEORADIUSBYMEMBER in:g m 1 km STORE app:2 STORE in:g",
+        "SORT in:g STORE app:2 STORE in:g",
         "GEOSEARCHSTORE secret app:g FROMLONLAT 0 0 BYRADIUS 1 km",
         "ZUNIONSTORE app:2 2 app:1 secret",
         "XREAD STREAMS secret 0",
@@ -637,6 +643,7 @@ fn rights_cannot_be_gained_by_other_ways() {
     assert!(ann.ask(&["EVAL", script, "1", "app:1"]).contains("ACL failure"));
     admin.get("GET secret", "s");
     admin.get("EXISTS app:2 app:3 out:1", "0");
+    assert_eq!(admin.ask(&["ZCARD", "in:g"]), "1");
     // Another protocol, and a failed log-in, change no right.
     admin.get("ACL SETUSER default >pw", "OK");
     ann.begins("HELLO 3 AUTH default wrong", "-WRONGPASS");
