@@ -122,6 +122,12 @@ mod tests {
         assert_eq!(accesses("sort k store a store k"), ["k:RO+access", "k:OW+update"]);
         assert_eq!(accesses("copy a a db 1"), ["a:RO+access", "a:OW+update"]);
         assert_eq!(accesses("move k 1").len(), 1);
+        for options in
+            ["group g c", "group streams c", "noack group g streams", "count 1 group g streams"]
+        {
+            let line = format!("xreadgroup {options} block 5 streams k l 0 >");
+            assert_eq!(accesses(&line), ["k:RO+access", "l:RO+access"], "{options}");
+        }
         assert_eq!(accesses("copy a b db 1").len(), 2);
         assert_eq!(accesses("pfmerge k"), ["k:RW+access+insert"]);
         assert_eq!(accesses("zunionstore k 9 a"), ["k:OW+update"]);
