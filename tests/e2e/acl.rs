@@ -255,23 +255,35 @@ fn commands_of_a_transaction_run_with_the_rights_of_the_login_before_them() {
         client.get("MULTI", "OK");
         for command in [
             &format!("SET {LEFT} 1")[..],
-            "AUTH bob x",
-            &format!("SET {RIGHT} 1"),
             "AUTH ann x",
             &format!("SET {LEFT} 2"),
             "SET app:1 v",
             script,
             "HELLO 2 AUTH default x SETNAME n,m",
+            &format!("SET {RIGHT} 1"),
+            "AUTH bob x",
             &format!("SET {RIGHT} 2"),
         ] {
             client.get(command, "QUEUED");
         }
         let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
         let replies = client.ask(&["EXEC"]);
-        let begins = ["OK", wrong, "OK", "OK", changed, "OK", "0", "server,"].join(",");
-        assert!(replies.starts_with(&begins) && replies.ends_with(",OK"), "{replies}");
+        let begins = ["OK", "OK", changed, "OK", "0", "server,"].join(",");
+        let ends = [",OK", wrong, "OK"].join(",");
+        assert!(replies.starts_with(&begins) && replies.ends_with(&ends), "{replies}");
         admin.get(&format!("MGET {LEFT} {RIGHT} app:1"), "1,2,v");
         client.get("ACL WHOAMI", "default");
+        // Behind a wrong password no other one is tried, for the commands on keys neither.
+        client.get("MULTI", "OK");
+        for command in ["AUTH bob x", "AUTH ann x", "HELLO 2 AUTH ann x", "GET app:1", "PING"] {
+            client.get(command, "QUEUED");
+        }
+        client.get("EXEC", &[wrong, wrong, wrong, "v", "PONG"].join(","));
+        client.get("ACL WHOAMI", "default");
+        let tries = admin.ask(&["ACL", "LOG"]);
+        assert_eq!(tries.matches("reason,auth").count(), 1, "{tries}");
+        client.get("AUTH ann x", "OK");
+        client.get("AUTH default x", "OK");
         // A transaction that does not run logs nobody in.
         client.get(&format!("WATCH {LEFT}"), "OK");
         client.get("MULTI", "OK");
