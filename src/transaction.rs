@@ -192,12 +192,18 @@ impl Transaction {
     }
 
     /// Notes the queued commands that log the connection in, by their places: `account` returns the
-    /// number of the account. Those behind them run with its rights.
-    pub fn note_logins(&mut self, account: impl Fn(&Command, Args<'_>) -> Option<u64>) {
-        let logins = queued(self.args.args()).zip(0_u32..).filter_map(|(queued, at)| {
-            let account = account(queued.command, queued.args)?;
-            Some([&at.to_be_bytes()[..], &account.to_be_bytes()].concat())
-        });
+    /// number of the account, or an error if the password is wrong. Those behind them run with its
+    /// rights. Behind a wrong password none logs in any more.
+    pub fn note_logins<E>(
+        &mut self,
+        account: impl Fn(&Command, Args<'_>) -> Option<Result<u64, E>>,
+    ) {
+        let tries = queued(self.args.args())
+            .zip(0_u32..)
+            .filter_map(|(queued, at)| Some((at, account(queued.command, queued.args)?)));
+        let logins = tries.map_while(|(at, account)| Some((at, account.ok()?)));
+        let logins =
+            logins.map(|(at, account)| [&at.to_be_bytes()[..], &account.to_be_bytes()].concat());
         let logins: Vec<u8> = logins.flatten().collect();
         if !logins.is_empty() {
             self.args.replace(1, &[&[LOGINS][..], &logins].concat());

@@ -28,10 +28,16 @@ impl<R: Runner> Spec<R> {
         });
         // The commands that it runs are asked for themselves.
         if let Some(elsewhere) = self.other_db.filter(|_| !self.runs_others()) {
+            let name_of = |access: &KeyAccess| args.get(access.index);
             let known: Vec<_> =
-                found.iter().filter_map(|access| Some((0, args.get(access.index)?))).collect();
+                found.iter().filter_map(|access| Some((0, name_of(access)?))).collect();
             for (_, key) in elsewhere(args, 0, &known) {
-                if known.iter().all(|(_, other)| *other != key)
+                // The right to read a key is none to write it: it may be named as a target, too.
+                let is_known = found.iter().any(|access| {
+                    name_of(access) == Some(key)
+                        && access.flags.intersects(key!(UPDATE | INSERT | DELETE))
+                });
+                if !is_known
                     && let Some(index) = (1..args.len()).find(|at| args.get(*at) == Some(key))
                 {
                     found.push(KeyAccess { index, flags: key!(OW | UPDATE) });
@@ -103,7 +109,25 @@ mod tests {
             ["k:RO+access", "a:OW+update", "b:OW+update", "c:OW+update"]
         );
         assert_eq!(accesses("sort k by store store a store b"), ["k:RO+access", "b:OW+update"]);
+        // A key that is read may be the target, too.
+        assert_eq!(
+            accesses("georadius k 0 0 1 km store a store k"),
+            ["k:RO+access", "a:OW+update", "k:OW+update"]
+        );
+        assert_eq!(
+            accesses("georadiusbymember k m 1 km storedist a storedist k storedist a"),
+            ["k:RO+access", "a:OW+update", "k:OW+update"]
+        );
+        assert_eq!(accesses("georadius k 0 0 1 km store k"), ["k:RO+access", "k:OW+update"]);
+        assert_eq!(accesses("sort k store a store k"), ["k:RO+access", "k:OW+update"]);
+        assert_eq!(accesses("copy a a db 1"), ["a:RO+access", "a:OW+update"]);
         assert_eq!(accesses("move k 1").len(), 1);
+        for options in
+            ["group g c", "group streams c", "noack group g streams", "count 1 group g streams"]
+        {
+            let line = format!("xreadgroup {options} block 5 streams k l 0 >");
+            assert_eq!(accesses(&line), ["k:RO+access", "l:RO+access"], "{options}");
+        }
         assert_eq!(accesses("copy a b db 1").len(), 2);
         assert_eq!(accesses("pfmerge k"), ["k:RW+access+insert"]);
         assert_eq!(accesses("zunionstore k 9 a"), ["k:OW+update"]);

@@ -64,7 +64,7 @@ fn setmetatable(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-pub(crate) fn with_unshielded(state: State) -> c_int {
+fn with_unshielded(state: State) -> c_int {
     if sandbox::push_unshielded(state, 1) {
         state.replace(1);
     }

@@ -28,6 +28,9 @@ pub(crate) const XPCALL: mlua::lua_CFunction = entry!(xpcall);
 /// The handler of the errors of a script.
 pub(crate) const HANDLER: mlua::lua_CFunction = entry!(handler);
 
+/// The globals that have the keys and arguments of a run.
+pub(crate) const INPUTS: [&str; 2] = ["KEYS", "ARGV"];
+
 /// Number of instructions charged for a value that the binding converts.
 const BINDING: u64 = 8;
 
@@ -57,12 +60,12 @@ fn run(state: State) -> c_int {
 }
 
 /// Calls the function on the stack with keys and arguments; pushes true if it ended normally, else
-/// false, then its result or error.
+/// false, then its result or error. No later run sees its globals.
 pub(crate) fn run_with(state: State, inputs: Inputs<'_>) {
     state.need_stack(8, "no room for a script");
     reset_collector(state);
     let mut args = 0;
-    for (name, items) in [("KEYS", inputs.keys), ("ARGV", inputs.args)] {
+    for (name, items) in INPUTS.into_iter().zip([inputs.keys, inputs.args]) {
         if inputs.as_globals {
             state.push_bytes(name.as_bytes());
             push_array(state, items);
@@ -77,6 +80,14 @@ pub(crate) fn run_with(state: State, inputs: Inputs<'_>) {
     let status = state.protected_call(args, 1, 1);
     state.push_boolean(status == ffi::LUA_OK);
     state.replace(1);
+    if inputs.as_globals {
+        // The names are in memory: no room is needed to remove them.
+        for name in INPUTS {
+            state.push_bytes(name.as_bytes());
+            state.push_nil();
+            sandbox::set_global(state);
+        }
+    }
 }
 
 fn push_array(state: State, items: &[&[u8]]) {

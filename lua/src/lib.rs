@@ -177,12 +177,17 @@ pub fn run(
     begin_run(lua)?;
     let _watched = Watched::begin(watch);
     // SAFETY: the closure owns nothing that is dropped.
-    unsafe {
+    let ran = unsafe {
         lua.exec_raw(function, |state| {
             let state = State::new(state);
             calls::run_with(state, inputs);
         })
+    };
+    if ran.is_err() && inputs.as_globals {
+        // There was no memory for all of them.
+        calls::INPUTS.into_iter().try_for_each(|name| set_global(lua, name, Value::Nil))?;
     }
+    ran
 }
 
 /// Returns two functions that call commands: one raises their errors, the other returns them.

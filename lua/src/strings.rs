@@ -246,7 +246,7 @@ fn add_template(
 }
 
 /// Lua's own string buffer: it keeps bytes that do not fit into the frame on Lua's stack.
-struct Buffer {
+pub(crate) struct Buffer {
     state: State,
     buffer: *mut ffi::luaL_Buffer,
 }
@@ -254,28 +254,28 @@ struct Buffer {
 // SAFETY of all blocks below: `begin` initialises the buffer, which is in a frame that outlives
 // this; between two calls the stack is as the buffer has left it.
 impl Buffer {
-    fn begin(state: State, room: &mut MaybeUninit<ffi::luaL_Buffer>) -> Self {
+    pub(crate) fn begin(state: State, room: &mut MaybeUninit<ffi::luaL_Buffer>) -> Self {
         let buffer = room.as_mut_ptr();
         // SAFETY: see above.
         unsafe { ffi::luaL_buffinit(state.as_ptr(), buffer) };
         Self { state, buffer }
     }
 
-    fn add(&mut self, bytes: &[u8]) {
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
         work::charge(self.state, (bytes.len() / MADE_BYTES) as u64);
         // SAFETY: see above.
         unsafe { ffi::luaL_addlstring(self.buffer, bytes.as_ptr().cast(), bytes.len()) };
     }
 
     /// Pops a string or a number, and adds it.
-    fn add_value(&mut self) {
+    pub(crate) fn add_value(&mut self) {
         charge_bytes(self.state, self.state.raw_len(-1));
         // SAFETY: see above; the value is on top.
         unsafe { ffi::luaL_addvalue(self.buffer) };
     }
 
     /// Pushes the string.
-    fn push(self) {
+    pub(crate) fn push(self) {
         // SAFETY: see above.
         unsafe { ffi::luaL_pushresult(self.buffer) };
     }

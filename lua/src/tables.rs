@@ -1,81 +1,178 @@
 //! Functions of `table` that may run for long.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 
 use mlua::ffi;
 
-use crate::base::{with_unshielded, wrap};
 use crate::raw::{State, entry};
+use crate::strings::Buffer;
 use crate::{sandbox, work};
 
 /// Maximum distance below the first position over which `table.insert` moves elements.
-const MAX_INSERT_BELOW: i64 = 1_000_000;
+const MAX_INSERT_BELOW: c_int = 1_000_000;
 
 /// Slots of Lua's stack for sorting: it nests as deep as the number of elements has bits.
 const SORT_SLOTS: c_int = 40;
 
-/// Replaces the functions of the table on top of the stack.
+/// Replaces the functions of the table on top of the stack by ones that do the same as Lua's, with the
+/// same errors, but count their steps: the length that Lua finds for a table with gaps may be 2^29 with
+/// thirty elements in it.
 pub(crate) fn replace(state: State) {
     for (name, function) in [
         ("insert", entry!(insert)),
         ("remove", entry!(remove)),
         ("concat", entry!(concat)),
         ("maxn", entry!(max_n)),
-        ("foreach", entry!(with_unshielded)),
+        ("foreach", entry!(for_each)),
+        ("foreachi", entry!(for_each_index)),
+        ("sort", entry!(sort)),
     ] {
-        wrap(state, name, function);
+        state.push_function(function, 0);
+        state.set_name(-2, name);
     }
-    state.push_function(entry!(sort), 0);
-    state.set_name(-2, "sort");
 }
 
-/// Charges work on so many elements.
-fn charge_elements(state: State, count: i64) {
-    work::charge(state, u64::try_from(count).unwrap_or(0));
-}
-
-/// Returns the length of a table argument.
-fn len(state: State, arg: c_int) -> i64 {
-    if state.is_table(arg) { state.raw_len(arg) as i64 } else { 0 }
+/// Returns the length of the table argument, as a C `int`.
+fn check_len(state: State) -> c_int {
+    state.check_table(1);
+    state.raw_len(1) as c_int
 }
 
 fn insert(state: State) -> c_int {
     if matches!(state.top(), 2 | 3) {
         sandbox::refuse_shield(state, 1);
     }
-    if state.top() == 3 {
-        let at = state.check_integer(2);
-        if at < -MAX_INSERT_BELOW {
-            state.arg_error(2, format_args!("position out of bounds"));
-        }
-        charge_elements(state, len(state, 1) - at);
+    let end = check_len(state).wrapping_add(1);
+    let at = match state.top() {
+        2 => end,
+        3 => state.check_int(2),
+        _ => state.error(format_args!("wrong number of arguments to 'insert'")),
+    };
+    if at < -MAX_INSERT_BELOW {
+        state.arg_error(2, format_args!("position out of bounds"));
     }
-    state.run_upvalue(1)
+    for from in (at..end).rev() {
+        move_element(state, from, from + 1);
+    }
+    state.raw_set_at(1, at);
+    0
 }
 
 fn remove(state: State) -> c_int {
-    if state.is_number(2) {
-        charge_elements(state, len(state, 1) - state.to_number(2) as i64);
+    let end = check_len(state);
+    let at = state.opt_integer(2, end.into()) as c_int;
+    if !(1..=end).contains(&at) {
+        return 0;
     }
-    state.run_upvalue(1)
+    state.raw_get_at(1, at);
+    for to in at..end {
+        move_element(state, to + 1, to);
+    }
+    state.push_nil();
+    state.raw_set_at(1, end);
+    1
+}
+
+/// Copies an element of the table argument to another index. A table grows for new keys, even for nil:
+/// so a gap is left as it is.
+fn move_element(state: State, from: c_int, to: c_int) {
+    work::charge_heavy(state, 1);
+    state.raw_get_at(1, from);
+    if state.kind(-1) == ffi::LUA_TNIL {
+        state.raw_get_at(1, to);
+        let is_gap = state.kind(-1) == ffi::LUA_TNIL;
+        state.pop(1);
+        if is_gap {
+            return state.pop(1);
+        }
+    }
+    state.raw_set_at(1, to);
 }
 
 fn concat(state: State) -> c_int {
-    let (first, last) = (bound(state, 3, 1), bound(state, 4, len(state, 1)));
-    // Lua's `concat` stops at the first missing element.
-    let count = last.saturating_sub(first).clamp(0, c_int::MAX.into()).min(len(state, 1));
-    charge_elements(state, count);
-    state.run_upvalue(1)
-}
-
-/// Returns a number argument, or the default if it is missing.
-fn bound(state: State, arg: c_int, default: i64) -> i64 {
-    if state.is_number(arg) { state.to_number(arg) as i64 } else { default }
+    let separator: &[u8] = match state.kind(2) {
+        ffi::LUA_TNONE | ffi::LUA_TNIL => &[],
+        _ => state.check_bytes(2),
+    };
+    state.check_table(1);
+    let first = state.opt_integer(3, 1) as c_int;
+    let last = match state.kind(4) {
+        ffi::LUA_TNONE | ffi::LUA_TNIL => state.raw_len(1) as c_int,
+        _ => state.check_int(4),
+    };
+    let mut buffer = MaybeUninit::<ffi::luaL_Buffer>::uninit();
+    let mut result = Buffer::begin(state, &mut buffer);
+    for at in first..=last {
+        work::charge(state, 1);
+        state.raw_get_at(1, at);
+        if !matches!(state.kind(-1), ffi::LUA_TSTRING | ffi::LUA_TNUMBER) {
+            let kind = state.type_name(-1);
+            state.error(format_args!("invalid value ({kind}) at index {at} in table for 'concat'"));
+        }
+        result.add_value();
+        if at < last {
+            result.add(separator);
+        }
+    }
+    result.push();
+    1
 }
 
 fn max_n(state: State) -> c_int {
-    charge_elements(state, len(state, 1));
-    state.run_upvalue(1)
+    state.check_table(1);
+    let mut max: f64 = 0.0;
+    state.push_nil();
+    while state.next(1) {
+        work::charge(state, 1);
+        state.pop(1);
+        if state.kind(-1) == ffi::LUA_TNUMBER {
+            let key = state.to_number(-1);
+            if key > max {
+                max = key;
+            }
+        }
+    }
+    state.push_number(max);
+    1
+}
+
+fn for_each(state: State) -> c_int {
+    if sandbox::push_unshielded(state, 1) {
+        state.replace(1);
+    }
+    state.check_table(1);
+    state.check_function(2);
+    state.push_nil();
+    while state.next(1) {
+        work::charge(state, 1);
+        state.push_value(2);
+        state.push_value(-3);
+        state.push_value(-3);
+        state.call(2, 1);
+        if state.kind(-1) != ffi::LUA_TNIL {
+            return 1;
+        }
+        state.pop(2);
+    }
+    0
+}
+
+fn for_each_index(state: State) -> c_int {
+    let end = check_len(state);
+    state.check_function(2);
+    for at in 1..=end {
+        work::charge(state, 1);
+        state.push_value(2);
+        state.push_number(at.into());
+        state.raw_get_at(1, at);
+        state.call(2, 1);
+        if state.kind(-1) != ffi::LUA_TNIL {
+            return 1;
+        }
+        state.pop(1);
+    }
+    0
 }
 
 /// `table.sort` of Lua 5.1, with the same order and the same errors, but it counts comparisons.

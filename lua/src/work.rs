@@ -94,6 +94,17 @@ pub(crate) fn charge(state: State, instructions: u64) {
     weigh(state, instructions);
 }
 
+/// Like [`charge`], for work of which each instruction may take long in a VM that uses much memory.
+pub(crate) fn charge_heavy(state: State, instructions: u64) {
+    DONE.set(DONE.get().saturating_add(instructions));
+    weigh(state, instructions * heaviness(state.used_kib()));
+}
+
+/// Returns the weight of an instruction in a VM that uses so much memory.
+fn heaviness(kib: u64) -> u64 {
+    1 + kib / HEAVIER_PER_KIB
+}
+
 /// Like [`charge`], for work on so many bytes.
 pub(crate) fn charge_bytes(state: State, bytes: usize) {
     charge(state, 1 + (bytes / BYTES) as u64);
@@ -141,7 +152,7 @@ unsafe extern "C-unwind" fn hook(state: *mut mlua::lua_State, _: *mut ffi::lua_D
     }
     let done = u64::from(count.unsigned_abs());
     DONE.set(DONE.get() + done);
-    weigh(state, done * (1 + kib / HEAVIER_PER_KIB));
+    weigh(state, done * heaviness(kib));
 }
 
 fn hook_interval(kib: u64) -> c_int {

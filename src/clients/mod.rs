@@ -83,6 +83,8 @@ bitflags! {
         const READONLY = 1 << 17;
         /// The connection is that of another server of the cluster; it is not shown.
         const SERVER = 1 << 18;
+        /// Its next command, which is not counted yet, waits for the end of a pause.
+        const PAUSED = 1 << 19;
     }
 }
 
@@ -401,7 +403,8 @@ impl Client {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // A command that has not ended is not counted.
         let begun = get(&self.commands) + get(&self.scripted);
-        let ended = begun - u64::from(runs || self.is(ClientState::BLOCKED));
+        let is_waiting = self.is(ClientState::BLOCKED) && !self.is(ClientState::PAUSED);
+        let ended = begun.saturating_sub(u64::from(runs || is_waiting));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
         let account = self.account();

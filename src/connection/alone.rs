@@ -142,12 +142,13 @@ impl Connection {
                 }
                 Admitted::Wait { may_write } => {
                     let node = self.worker.node.clone();
-                    self.session.client.set(ClientState::BLOCKED, true);
+                    let paused = ClientState::BLOCKED | ClientState::PAUSED;
+                    self.session.client.set(paused, true);
                     self.wire().keep_until(node.pauses.wait(may_write)).await?;
                     // Whatever it waits for, others go on meanwhile.
                     tokio::task::yield_now().await;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
-                    self.session.client.set(ClientState::BLOCKED, false);
+                    self.session.client.set(paused, false);
                 }
             }
         };

@@ -6,6 +6,7 @@ use flagstone_lua::{self as lua, Watch};
 use flagstone_storage::encoding::Function as Row;
 use mlua::{Function, Lua, MultiValue, Table, Value};
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,14 +19,56 @@ const MAX_FUNCTIONS: usize = 10_000;
 /// Error text when the time is over.
 const TIMEOUT: &str = "ERR FUNCTION LOAD timeout";
 
+/// Limits of the code of a library until its functions are registered.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadLimits {
+    pub time: Duration,
+    /// Bytes of the names and descriptions of its functions.
+    pub bytes: usize,
+}
+
 /// A function that the code of a library has registered.
 #[derive(Debug)]
 pub struct Registered {
     pub name: Vec<u8>,
     pub description: Option<Vec<u8>>,
     pub flags: ScriptFlags,
-    pub callback: Function,
 }
+
+impl Registered {
+    fn bytes(&self) -> usize {
+        self.name.len() + self.description.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// The functions that the code of a library has registered, in order.
+#[derive(Debug)]
+pub struct LoadedFunctions {
+    pub registered: Vec<Registered>,
+    /// Their callbacks, the first at index 1. They are in a table of Lua, as the binding has room for a
+    /// few thousand values that are kept outside.
+    pub callbacks: Table,
+    bytes: usize,
+}
+
+impl LoadedFunctions {
+    fn add(&mut self, (function, callback): (Registered, Function), most: usize) -> Added {
+        if self.registered.len() >= MAX_FUNCTIONS {
+            return Err("too many functions");
+        }
+        if function.bytes() > most.saturating_sub(self.bytes) {
+            return Err("the names and descriptions of the functions take too much memory");
+        }
+        let kept = self.callbacks.raw_set(self.registered.len() + 1, callback);
+        kept.map_err(|_| "not enough memory")?;
+        self.bytes += function.bytes();
+        self.registered.push(function);
+        Ok(())
+    }
+}
+
+/// Nothing, or the text of an error.
+type Added = Result<(), &'static str>;
 
 /// Reason why a library cannot be loaded.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,21 +90,24 @@ impl LoadError {
 }
 
 /// Returns the functions that the code of a library (from the end of its first line on) registers,
-/// by running it in a new VM of up to `max_bytes`; fails with the error text if it cannot be
-/// loaded. Blocks the thread for up to half a second.
-pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
+/// by running it in a new VM of up to `max_vm_bytes`; fails with the error text if it cannot be
+/// loaded, or if their names and descriptions have more than `max_bytes`. Blocks the thread for up to
+/// half a second.
+pub fn inspect(body: &[u8], max_vm_bytes: usize, max_bytes: usize) -> Result<Vec<Row>, String> {
     let no_vm = |error| format!("ERR there is no VM for functions: {error}");
-    let vm = lua::new_vm(max_bytes).map_err(no_vm)?;
+    let vm = lua::new_vm(max_vm_bytes).map_err(no_vm)?;
     lua::seal(&vm).map_err(no_vm)?;
-    let registered = load(&vm, body, LIMIT, true).map_err(LoadError::into_text)?;
-    let mut rows: Vec<Row> = Vec::with_capacity(registered.len());
-    for function in registered {
+    let limits = LoadLimits { time: LIMIT, bytes: max_bytes };
+    let loaded = load(&vm, body, limits, true).map_err(LoadError::into_text)?;
+    let mut rows: Vec<Row> = Vec::with_capacity(loaded.registered.len());
+    let mut names = HashSet::new();
+    for function in loaded.registered {
         if !is_name(&function.name) {
             return Err("ERR Function names can only contain letters, numbers, or underscores(_) \
                         and must be at least one character long"
                 .into());
         }
-        if rows.iter().any(|row| row.name.eq_ignore_ascii_case(&function.name)) {
+        if !names.insert(function.name.to_ascii_lowercase()) {
             return Err("ERR Function already exists in the library".into());
         }
         rows.push(Row {
@@ -74,19 +120,25 @@ pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
 }
 
 /// Runs the code of a library (from the end of its first line on) in a sealed VM, and returns the
-/// functions that it registers, in order. Its log lines are written if it `logs`.
+/// functions that it registers. Its log lines are written if it `logs`.
 pub fn load(
     vm: &Lua,
     body: &[u8],
-    limit: Duration,
+    limits: LoadLimits,
     logs: bool,
-) -> Result<Vec<Registered>, LoadError> {
-    let (loaded, is_late) = within(limit, |watch| run_code(vm, body, logs, watch));
+) -> Result<LoadedFunctions, LoadError> {
+    let run = |watch: Watch| run_code(vm, body, (logs, limits.bytes), watch);
+    let (loaded, is_late) = within(limits.time, run);
     if is_late { Err(LoadError::Late) } else { loaded.map_err(LoadError::Failed) }
 }
 
 /// Returns the functions, or the error text.
-fn run_code(vm: &Lua, body: &[u8], logs: bool, watch: Watch) -> Result<Vec<Registered>, String> {
+fn run_code(
+    vm: &Lua,
+    body: &[u8],
+    (logs, most): (bool, usize),
+    watch: Watch,
+) -> Result<LoadedFunctions, String> {
     let chunk = lua::compile(vm, "@user_function", body, watch).map_err(|error| {
         let text = match error {
             mlua::Error::SyntaxError { message, .. } => message,
@@ -94,11 +146,11 @@ fn run_code(vm: &Lua, body: &[u8], logs: bool, watch: Watch) -> Result<Vec<Regis
         };
         format!("ERR Error compiling function: {text}")
     })?;
-    let loading = Loading::begin(vm, logs).map_err(failed)?;
+    let loading = Loading::begin(vm, logs, most).map_err(failed)?;
     let ran = lua::begin_run(vm).and_then(|()| lua::call(vm, &chunk, (), watch));
-    let registered = loading.end();
+    let loaded = loading.end();
     match ran {
-        Ok(Ok(_)) => Ok(registered),
+        Ok(Ok(_)) => loaded.ok_or_else(|| failed("ERR the functions are gone")),
         Ok(Err(raised)) => Err(failed(text_of(&raised))),
         Err(error) => Err(failed(error)),
     }
@@ -122,20 +174,22 @@ fn text_of(raised: &Value) -> String {
 /// collected.
 struct Loading<'a> {
     vm: &'a Lua,
-    registered: Rc<RefCell<Option<Vec<Registered>>>>,
+    loaded: Rc<RefCell<Option<LoadedFunctions>>>,
 }
 
 impl<'a> Loading<'a> {
-    fn begin(vm: &'a Lua, logs: bool) -> mlua::Result<Self> {
-        let registered = Rc::new(RefCell::new(Some(Vec::new())));
+    /// Begins to load functions with names and descriptions of at most so many bytes.
+    fn begin(vm: &'a Lua, logs: bool, most: usize) -> mlua::Result<Self> {
+        let callbacks = vm.create_table()?;
+        let none = LoadedFunctions { registered: Vec::new(), callbacks, bytes: 0 };
+        let loaded = Rc::new(RefCell::new(Some(none)));
         let api = vm.create_table()?;
-        let kept = registered.clone();
+        let kept = loaded.clone();
         let register = lua::raising(vm, move |vm, args| {
-            let mut registered = kept.borrow_mut();
-            let added = match &mut *registered {
+            let mut loaded = kept.borrow_mut();
+            let added = match &mut *loaded {
                 None => Err("server.register_function can only be called on FUNCTION LOAD command"),
-                Some(all) if all.len() >= MAX_FUNCTIONS => Err("too many functions"),
-                Some(all) => read_args(args).map(|function| all.push(function)),
+                Some(all) => read_args(args).and_then(|function| all.add(function, most)),
             };
             added.map(|()| MultiValue::new()).map_err(|text| raised(vm, text))
         })?;
@@ -155,18 +209,18 @@ impl<'a> Loading<'a> {
         globals.raw_set("server", &api)?;
         let globals = lua::read_only(vm, &globals, true)?;
         lua::restrict_globals(vm, Some(&globals))?;
-        Ok(Self { vm, registered })
+        Ok(Self { vm, loaded })
     }
 
     /// Returns the registered functions, and ends the registration.
-    fn end(self) -> Vec<Registered> {
-        self.registered.take().unwrap_or_default()
+    fn end(self) -> Option<LoadedFunctions> {
+        self.loaded.take()
     }
 }
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
-        self.registered.take();
+        self.loaded.take();
         if let Err(error) = lua::restrict_globals(self.vm, None) {
             tracing::error!(%error, "a VM of functions is of no use any more");
         }
@@ -180,7 +234,7 @@ fn raised(vm: &Lua, text: &str) -> Value {
 }
 
 /// Parses the arguments of `register_function`.
-fn read_args(args: MultiValue) -> Result<Registered, &'static str> {
+fn read_args(args: MultiValue) -> Result<(Registered, Function), &'static str> {
     let mut args = args.into_iter();
     match (args.next(), args.next(), args.next()) {
         (Some(named), None, _) => read_named(&named),
@@ -190,13 +244,14 @@ fn read_args(args: MultiValue) -> Result<Registered, &'static str> {
             let Value::Function(callback) = callback else {
                 return Err("second argument to server.register_function must be a function");
             };
-            Ok(Registered { name, description: None, flags: ScriptFlags::default(), callback })
+            let flags = ScriptFlags::default();
+            Ok((Registered { name, description: None, flags }, callback))
         }
         _ => Err("wrong number of arguments to server.register_function"),
     }
 }
 
-fn read_named(args: &Value) -> Result<Registered, &'static str> {
+fn read_named(args: &Value) -> Result<(Registered, Function), &'static str> {
     let Value::Table(args) = args else {
         return Err("calling server.register_function with a single argument is only applicable \
                     to Lua table (representing named arguments).");
@@ -237,7 +292,7 @@ fn read_named(args: &Value) -> Result<Registered, &'static str> {
     }
     let name = name.ok_or("server.register_function must get a function name argument")?;
     let callback = callback.ok_or("server.register_function must get a callback argument")?;
-    Ok(Registered { name, description, flags, callback })
+    Ok((Registered { name, description, flags }, callback))
 }
 
 fn read_flags(names: &Table) -> Option<ScriptFlags> {

@@ -16,7 +16,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use load::{LoadError, Registered, inspect, load};
+pub use load::{LoadError, LoadLimits, LoadedFunctions, Registered, inspect, load};
 pub use metadata::{ENGINE, Metadata};
 pub use registry::{Edit, Found, Functions, Libraries, Library, Policy};
 pub use shared::{LibraryFate, SharedLibraries};

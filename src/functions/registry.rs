@@ -33,11 +33,12 @@ impl Library {
         Self { row, loads_slowly: AtomicBool::new(false), slow, body }
     }
 
-    /// Creates a library from its code; fails with the error text if it cannot be loaded. Blocks
-    /// the thread for up to half a second.
-    pub fn inspect(code: &[u8], max_vm_bytes: usize) -> Result<Self, String> {
+    /// Creates a library from its code; fails with the error text if it cannot be loaded, or if its
+    /// functions have names and descriptions of more than `max_bytes`. Blocks the thread for up to half
+    /// a second.
+    pub fn inspect(code: &[u8], max_vm_bytes: usize, max_bytes: usize) -> Result<Self, String> {
         let Metadata { name, body } = Metadata::read(code)?;
-        let functions = inspect(&code[body..], max_vm_bytes)?;
+        let functions = inspect(&code[body..], max_vm_bytes, max_bytes)?;
         let engine = ENGINE.as_bytes().into();
         Ok(Self::new(Row { name, engine, code: code.into(), functions }))
     }
@@ -47,7 +48,8 @@ impl Library {
         &self.code[self.body..]
     }
 
-    fn bytes(&self) -> usize {
+    /// Returns its approximate memory in bytes.
+    pub fn bytes(&self) -> usize {
         let text = |text: &Option<Box<[u8]>>| text.as_ref().map_or(0, |text| text.len());
         let functions = self.functions.iter();
         let functions = functions.map(|f| 2 * f.name.len() + text(&f.description) + OVERHEAD);
@@ -231,6 +233,11 @@ impl Edit {
             "OOM all libraries together may take up to {} bytes of the memory budget",
             self.max_bytes
         ))
+    }
+
+    /// Returns how many bytes all libraries together may take.
+    pub fn max_bytes(&self) -> usize {
+        self.max_bytes
     }
 
     /// Removes a library; returns false if there is none with this name.

@@ -5,9 +5,14 @@ use crate::scripts::ScriptFlags;
 use std::sync::Arc;
 
 const VM_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 1 << 20;
+
+/// Limits of code that is slow on a busy machine.
+const LIMITS: LoadLimits =
+    LoadLimits { time: std::time::Duration::from_secs(60), bytes: MAX_BYTES };
 
 fn library(name: &str, body: &str) -> Result<Library, String> {
-    Library::inspect(format!("#!lua name={name}\n{body}").as_bytes(), VM_BYTES)
+    Library::inspect(format!("#!lua name={name}\n{body}").as_bytes(), VM_BYTES, MAX_BYTES)
 }
 
 fn error(body: &str) -> String {
@@ -62,6 +67,50 @@ fn functions_are_registered_in_order() {
     assert_eq!((&*a.name, a.description.as_deref()), (&b"a"[..], Some(&b"d"[..])));
     assert_eq!(a.flags, u64::from((ScriptFlags::NO_WRITES | ScriptFlags::ALLOW_OOM).bits()));
     assert_eq!(library.body(), format!("\n{body}").as_bytes());
+}
+
+#[test]
+fn a_library_registers_as_many_functions_as_it_may() {
+    let body = |count: usize| {
+        format!(
+            "for n = 1, {count} do redis.register_function('f' .. n, function() return n end) end"
+        )
+    };
+    let vm = flagstone_lua::new_vm(VM_BYTES).unwrap();
+    flagstone_lua::seal(&vm).unwrap();
+    let loaded = load(&vm, body(10_000).as_bytes(), LIMITS, false).unwrap();
+    assert_eq!(loaded.registered.len(), 10_000);
+    let last: mlua::Function = loaded.callbacks.raw_get(10_000).unwrap();
+    let answer = flagstone_lua::call(&vm, &last, (), |_| true).unwrap().unwrap();
+    assert_eq!(answer.to_string().unwrap(), "10000");
+    // There is as much room for other values as before.
+    let tables: Vec<_> = (0..7000).map(|_| vm.create_table().unwrap()).collect();
+    drop((loaded, last, tables));
+    let refused = load(&vm, body(10_001).as_bytes(), LIMITS, false).unwrap_err();
+    let text = "ERR Error registering functions: ERR too many functions";
+    assert_eq!(refused, LoadError::Failed(text.into()));
+}
+
+#[test]
+fn names_and_descriptions_of_functions_take_no_more_memory_than_they_may() {
+    let body = |bytes: usize| {
+        format!(
+            "local text = string.rep('x', {bytes})
+            for n = 1, 100 do
+                redis.register_function{{
+                    function_name = 'f' .. n, callback = function() end, description = text,
+                }}
+            end"
+        )
+    };
+    assert_eq!(library("lib", &body(10_000)).unwrap().functions.len(), 100);
+    for bytes in [MAX_BYTES / 100, 10 << 20] {
+        assert_eq!(
+            error(&body(bytes)),
+            "ERR Error registering functions: \
+             ERR the names and descriptions of the functions take too much memory"
+        );
+    }
 }
 
 #[test]
@@ -136,10 +185,11 @@ fn nothing_is_registered_later() {
     let body = b"local r = redis
         r.register_function('f', function() r.register_function('g', function() end) end)
         r.register_function('h', function() return math.abs(-2) end)";
-    let limit = std::time::Duration::from_secs(5);
-    let registered = load(&vm, body, limit, false).unwrap();
-    let call =
-        |at: usize| flagstone_lua::call(&vm, &registered[at].callback, (), |_| true).unwrap();
+    let callbacks = load(&vm, body, LIMITS, false).unwrap().callbacks;
+    let call = |at: usize| {
+        let callback: mlua::Function = callbacks.raw_get(at + 1).unwrap();
+        flagstone_lua::call(&vm, &callback, (), |_| true).unwrap()
+    };
     let mlua::Value::Table(raised) = call(0).unwrap_err() else { panic!("an error") };
     assert_eq!(
         raised.raw_get::<String>("err").unwrap(),

@@ -91,8 +91,13 @@ pub type DatabasesHandler = for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiti
 /// node.
 pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<ScriptFlags>;
 
-/// Returns the number of the account that a command logs its connection in with, if it succeeds.
-pub type AccountFinder = fn(&Node, Args<'_>) -> Option<u64>;
+/// Returns the number of the account that a command logs its connection in with; `None` if it tries no
+/// password.
+pub type AccountFinder = fn(&Node, Args<'_>) -> Option<Result<u64, WrongPassword>>;
+
+/// A command tries a password that is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrongPassword;
 
 /// Error of a command that cannot run in its context.
 pub const NO_HANDLER: &str = "ERR this command is not available here";

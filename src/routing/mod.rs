@@ -22,8 +22,8 @@ mod wait;
 
 pub use call::{
     AccountFinder, Call, CallOutcome, CallStop, DatabasesHandler, FlagsFinder, Handlers,
-    NO_HANDLER, SessionHandler, WaitHandler, Waiting, flags, handlers, install, run_on_session,
-    shows_data,
+    NO_HANDLER, SessionHandler, WaitHandler, Waiting, WrongPassword, flags, handlers, install,
+    run_on_session, shows_data,
 };
 pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;

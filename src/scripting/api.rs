@@ -1,6 +1,6 @@
 //! The table `redis` of scripts, also called `server`.
 
-use super::call::call;
+use super::call::{TOO_LONG, call};
 use super::run::current;
 use crate::command::registry;
 use crate::scripts::{error_table, log_line, number_of, put_constants, sha1_hex, text_of};
@@ -126,11 +126,37 @@ fn set_repl(lua: &Lua, args: MultiValue) -> Results {
     Ok(MultiValue::new())
 }
 
+/// Copies the words of a command, of up to so many bytes: the same string may occur many times.
+fn words_of(args: &MultiValue, most: usize) -> Result<OwnedArgs, &'static str> {
+    let mut words = OwnedArgs::default();
+    for arg in args {
+        match arg {
+            Value::String(text) => {
+                let text = text.as_bytes();
+                if text.len() > most.saturating_sub(words.memory()) {
+                    return Err(TOO_LONG);
+                }
+                words.push(&text);
+            }
+            number => {
+                let text = text_of(Some(number));
+                let text = text.ok_or("ERR Command arguments must be strings or integers")?;
+                words.push(&text);
+            }
+        }
+        if words.memory() > most {
+            return Err(TOO_LONG);
+        }
+    }
+    Ok(words)
+}
+
 /// Returns true if the user of the script may run a command.
 fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
-    let words = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<OwnedArgs>>();
-    let Some(words) = words else {
-        return raise(lua, "ERR Command arguments must be strings or integers");
+    let most = current(|run| run.unit.node.code.scripts.max_words_bytes()).unwrap_or(usize::MAX);
+    let words = match words_of(&args, most) {
+        Ok(words) => words,
+        Err(text) => return raise(lua, text),
     };
     if words.is_empty() {
         return raise(
@@ -143,4 +169,25 @@ fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
     };
     let may_run = current(|run| run.unit.check(command, words.args()).is_ok());
     one(Value::Boolean(may_run.unwrap_or(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_command_are_copied_up_to_a_limit() {
+        let lua = Lua::new();
+        let word = Value::String(lua.create_string("x".repeat(1000)).unwrap());
+        let most = 100_000;
+        let words = |count| words_of(&std::iter::repeat_n(word.clone(), count).collect(), most);
+        assert_eq!(words(50).map(|words| words.len()).unwrap(), 50);
+        assert_eq!(words(100).err(), Some(TOO_LONG));
+        assert_eq!(
+            words_of(&[word, Value::Nil].into_iter().collect(), most).err().map(str::len),
+            Some(49)
+        );
+        let numbers = std::iter::repeat_n(Value::Integer(1), most).collect();
+        assert_eq!(words_of(&numbers, most).err(), Some(TOO_LONG));
+    }
 }

@@ -14,6 +14,9 @@ use flagstone_wire::resp::Args;
 /// Limit of numbers that are written as integers if they are whole.
 const EXACT: f64 = (1_u64 << 52) as f64;
 
+/// Error of words that take too much memory.
+pub(super) const TOO_LONG: &str = "ERR the arguments take more memory than a script may have";
+
 const NO_SCRIPT: &[u8] = b"ERR redis.call/pcall can only be called inside a script invocation";
 
 /// Calls a command for the script that runs on this thread.
@@ -48,9 +51,13 @@ impl Run<'_, '_> {
 
     /// Copies the arguments as bytes.
     fn take_args(&mut self, args: &CallArgs<'_>) -> Result<(), &'static str> {
+        let most = self.unit.node.code.scripts.max_words_bytes();
         self.args.clear();
         for arg in args.iter() {
             match arg {
+                CallArg::Text(text) if text.len() > most.saturating_sub(self.args.memory()) => {
+                    return Err(TOO_LONG);
+                }
                 CallArg::Text(text) => self.args.push(text),
                 CallArg::Number(n) if n.abs() < EXACT && n == (n as i64) as f64 => {
                     self.args.push(itoa::Buffer::new().format(n as i64).as_bytes());
@@ -59,8 +66,8 @@ impl Run<'_, '_> {
                 CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
             // The same string may occur many times.
-            if self.args.memory() > self.unit.node.code.scripts.max_vm_bytes {
-                return Err("ERR the arguments take more memory than a script may have");
+            if self.args.memory() > most {
+                return Err(TOO_LONG);
             }
         }
         if self.args.is_empty() {

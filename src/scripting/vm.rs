@@ -2,14 +2,14 @@
 //! scripts.
 
 use super::api;
-use crate::functions::{self, Found, Libraries, Library, LoadError};
+use crate::functions::{self, Found, Libraries, Library, LoadError, LoadLimits};
 use crate::node::{MAX_DETACHED, Node};
 use crate::scripts::{Script, Scripts, Sha, VmFigures, within};
 use crate::unit::UnitStop;
 use flagstone_commands::ErrorText;
 use flagstone_lua as lua;
 use fnv::FnvHashMap;
-use mlua::{Function, Lua};
+use mlua::{Function, Lua, Table};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -57,7 +57,9 @@ pub struct Vm {
 /// A library that a VM has loaded.
 struct LoadedLibrary {
     library: Arc<Library>,
-    functions: FnvHashMap<Vec<u8>, Function>,
+    /// Indices of its functions in the table of callbacks.
+    functions: FnvHashMap<Vec<u8>, usize>,
+    callbacks: Table,
 }
 
 thread_local! {
@@ -160,7 +162,7 @@ impl Vm {
         }
         let (library, name) = (found.library, &found.function.name);
         if !self.libraries.contains_key(&library.name) {
-            let functions = match self.load(library, limit) {
+            let (functions, callbacks) = match self.load(library, limit) {
                 // There may be enough memory without the other libraries.
                 Err(LoadError::Failed(_)) if !self.libraries.is_empty() => {
                     self.libraries.clear();
@@ -169,13 +171,14 @@ impl Vm {
                 }
                 loaded => loaded?,
             };
-            let loaded = LoadedLibrary { library: library.clone(), functions };
+            let loaded = LoadedLibrary { library: library.clone(), functions, callbacks };
             self.libraries.insert(library.name.clone(), loaded);
         }
         let loaded = self.libraries.get(&library.name);
-        let function = loaded.and_then(|loaded| loaded.functions.get(&name[..]));
+        let function = loaded
+            .and_then(|loaded| loaded.callbacks.raw_get(*loaded.functions.get(&name[..])?).ok());
         // The code has not registered the same functions as before.
-        function.cloned().ok_or_else(|| LoadError::Failed("ERR Function not found".into()))
+        function.ok_or_else(|| LoadError::Failed("ERR Function not found".into()))
     }
 
     /// Frees what libraries have left.
@@ -188,9 +191,11 @@ impl Vm {
         &self,
         library: &Library,
         limit: Duration,
-    ) -> Result<FnvHashMap<Vec<u8>, Function>, LoadError> {
-        let registered = functions::load(&self.lua, library.body(), limit, false)?;
-        Ok(registered.into_iter().map(|found| (found.name, found.callback)).collect())
+    ) -> Result<(FnvHashMap<Vec<u8>, usize>, Table), LoadError> {
+        let limits = LoadLimits { time: limit, bytes: self.limit };
+        let loaded = functions::load(&self.lua, library.body(), limits, false)?;
+        let named = loaded.registered.into_iter().zip(1..);
+        Ok((named.map(|(function, at)| (function.name, at)).collect(), loaded.callbacks))
     }
 }
 

@@ -97,6 +97,12 @@ impl Scripts {
         }
     }
 
+    /// Maximum memory in bytes of the words of a command that a script calls: that of a VM, as far as
+    /// lists of arguments can have so much.
+    pub fn max_words_bytes(&self) -> usize {
+        self.max_vm_bytes.min(u32::MAX as usize)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,6 +12,8 @@ pub(crate) use cache::Sha;
 pub use cache::{Script, Scripts, VmFigures, parse_sha, sha1, sha1_hex};
 pub use running::{Control, KillResult, Running, ScriptKind};
 pub use shebang::{ScriptFlags, parse as parse_shebang};
-pub use table::{error_table, log_line, number_of, put_constants, text_of, write_log};
+pub use table::{
+    MAX_LOGGED_BYTES, error_table, log_line, number_of, put_constants, text_of, write_log,
+};
 pub use threads::DetachedThreads;
 pub use within::within;

@@ -8,7 +8,7 @@ use crate::commandlog::{self, CommandCost, Excess, LogKind};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::{MAX_ERRORS, Node, OTHER_ERRORS, Tally, error_code};
-use crate::scripts::write_log;
+use crate::scripts::{MAX_LOGGED_BYTES, write_log};
 use flagstone_storage::latency::LATENCY;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
@@ -66,9 +66,6 @@ pub struct Effects {
 /// Maximum number of log lines that a unit may write; further ones are dropped.
 const MAX_LOGGED: usize = 1000;
 
-/// Maximum length of such a line in bytes; longer ones are cut.
-const MAX_LOGGED_BYTES: usize = 1024;
-
 /// Maximum memory in bytes of the messages of a unit, and of the keys that it has read for a
 /// tracking client; more is an error. Commands for monitors that exceed it are dropped.
 const MAX_BYTES: usize = 64 << 20;
@@ -95,6 +92,7 @@ impl Effects {
     pub fn log(&mut self, level: usize, mut text: String) {
         if self.logged.len() < MAX_LOGGED {
             text.truncate(text.floor_char_boundary(MAX_LOGGED_BYTES));
+            text.shrink_to_fit();
             self.logged.push((level, text));
         }
     }

@@ -59,7 +59,7 @@ enum Place {
 /// Memory that a detached unit takes.
 #[derive(Clone, Copy, Default)]
 struct Growth {
-    /// That of the store before its first part.
+    /// That of its workspace before its first part.
     before: Option<usize>,
     /// Number of changed entries that are counted.
     counted: usize,
@@ -327,22 +327,24 @@ impl Unit<'_> {
         ended
     }
 
-    /// Fails if the values that it has loaded and made take more memory than all data may: none of
-    /// them can leave memory before its end. In place, it has no time for so many.
+    /// Fails if the values that it has loaded and made, with the words for replicas and the notes of its
+    /// changes, take more memory than all data may: none of them can leave memory before its end. In
+    /// place, it has no time for so many.
     fn check_memory(&self, store: &mut Store) -> UnitOutcome {
         // The units of a primary's stream, and of a data set that is loaded, are known to fit somewhere.
         if !self.is_detached() || self.request.client == 0 {
             return Ok(());
         }
         let Growth { before, counted, parts } = self.growth.get();
-        let before = before.unwrap_or(store.memory());
+        let memory = |store: &Store| store.memory() + store.words.memory() + store.notes.memory();
+        let before = before.unwrap_or(memory(store));
         let (first, parts) = match parts.checked_sub(1) {
             Some(left) => (counted, left),
             None => (0, counted.max(COUNTED_ANEW)),
         };
         let counted = store.recount_changed(first);
         self.growth.set(Growth { before: Some(before), counted, parts });
-        if store.memory().saturating_sub(before) as u64 > self.settings.memory_budget {
+        if memory(store).saturating_sub(before) as u64 > self.settings.memory_budget {
             return Err(UnitStop::Undone(TAKES_TOO_MUCH.into()));
         }
         Ok(())

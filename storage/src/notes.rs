@@ -51,6 +51,8 @@ pub struct Interest {
 pub struct Notes {
     interest: Interest,
     taken: Vec<Note>,
+    /// Bytes of the keys of these notes.
+    key_bytes: usize,
     /// Number of notes at the last mark: a change behind it is noted although it repeats one before it.
     marked: usize,
 }
@@ -67,8 +69,13 @@ impl Notes {
 
     /// Returns the notes since the last call.
     pub fn take(&mut self) -> Vec<Note> {
-        self.marked = 0;
+        (self.marked, self.key_bytes) = (0, 0);
         std::mem::take(&mut self.taken)
+    }
+
+    /// Returns the memory of the notes in bytes.
+    pub fn memory(&self) -> usize {
+        self.taken.capacity() * size_of::<Note>() + self.key_bytes
     }
 
     /// Returns the number of notes so far.
@@ -85,12 +92,15 @@ impl Notes {
     /// Drops the notes behind the first `before` of a command that missed data: it will look its keys up again.
     pub fn retry(&mut self, before: usize) {
         let is_miss = |note: &mut Note| matches!(note.what, NoteKind::Event(class, _) if class == NotifyFlags::KEY_MISS);
-        self.taken.extract_if(before.min(self.len()).., is_miss).for_each(drop);
+        let dropped = self.taken.extract_if(before.min(self.taken.len()).., is_miss);
+        dropped.for_each(|note| self.key_bytes -= note.key.len());
     }
 
     /// Drops the changes of a command that changed nothing visible to others.
     pub fn drop_changes(&mut self) {
-        self.taken.retain(|note| !matches!(note.what, NoteKind::Changed | NoteKind::Touched));
+        let is_change =
+            |note: &mut Note| matches!(note.what, NoteKind::Changed | NoteKind::Touched);
+        self.taken.extract_if(.., is_change).for_each(|note| self.key_bytes -= note.key.len());
     }
 
     /// Returns true if keyspace events have a listener.
@@ -127,7 +137,32 @@ impl Notes {
         // A command that looks a key up several times changes it once.
         let is_write = matches!(what, NoteKind::Changed | NoteKind::Touched);
         if !is_write || self.taken.get(self.marked..).and_then(<[_]>::last) != Some(&note) {
+            self.key_bytes += key.len();
             self.taken.push(note);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_notes_is_counted() {
+        let mut notes = Notes::default();
+        notes
+            .want(Interest { changes: true, events: NotifyFlags::GENERIC | NotifyFlags::KEY_MISS });
+        notes.changed(0, b"key", NoteKind::Changed);
+        notes.changed(0, b"key", NoteKind::Changed);
+        notes.event(0, b"key", NotifyFlags::GENERIC, "del");
+        notes.event(0, b"another", NotifyFlags::KEY_MISS, "keymiss");
+        assert_eq!(notes.key_bytes, 3 + 3 + 7);
+        assert!(notes.memory() >= 3 * size_of::<Note>() + notes.key_bytes);
+        notes.retry(1);
+        assert_eq!((notes.len(), notes.key_bytes), (2, 6));
+        notes.drop_changes();
+        assert_eq!((notes.len(), notes.key_bytes), (1, 3));
+        notes.take();
+        assert_eq!(notes.memory(), 0);
     }
 }

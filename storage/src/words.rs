@@ -128,6 +128,11 @@ impl RoundWords {
         self.bytes.is_empty()
     }
 
+    /// Returns the memory of what was said in bytes.
+    pub fn memory(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Begins a group: what is said until its end is one.
     pub fn begin_group(&mut self) {
         (self.is_grouping, self.group) = (true, None);

@@ -255,23 +255,35 @@ fn commands_of_a_transaction_run_with_the_rights_of_the_login_before_them() {
         client.get("MULTI", "OK");
         for command in [
             &format!("SET {LEFT} 1")[..],
-            "AUTH bob x",
-            &format!("SET {RIGHT} 1"),
             "AUTH ann x",
             &format!("SET {LEFT} 2"),
             "SET app:1 v",
             script,
             "HELLO 2 AUTH default x SETNAME n,m",
+            &format!("SET {RIGHT} 1"),
+            "AUTH bob x",
             &format!("SET {RIGHT} 2"),
         ] {
             client.get(command, "QUEUED");
         }
         let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
         let replies = client.ask(&["EXEC"]);
-        let begins = ["OK", wrong, "OK", "OK", changed, "OK", "0", "server,"].join(",");
-        assert!(replies.starts_with(&begins) && replies.ends_with(",OK"), "{replies}");
+        let begins = ["OK", "OK", changed, "OK", "0", "server,"].join(",");
+        let ends = [",OK", wrong, "OK"].join(",");
+        assert!(replies.starts_with(&begins) && replies.ends_with(&ends), "{replies}");
         admin.get(&format!("MGET {LEFT} {RIGHT} app:1"), "1,2,v");
         client.get("ACL WHOAMI", "default");
+        // Behind a wrong password no other one is tried, for the commands on keys neither.
+        client.get("MULTI", "OK");
+        for command in ["AUTH bob x", "AUTH ann x", "HELLO 2 AUTH ann x", "GET app:1", "PING"] {
+            client.get(command, "QUEUED");
+        }
+        client.get("EXEC", &[wrong, wrong, wrong, "v", "PONG"].join(","));
+        client.get("ACL WHOAMI", "default");
+        let tries = admin.ask(&["ACL", "LOG"]);
+        assert_eq!(tries.matches("reason,auth").count(), 1, "{tries}");
+        client.get("AUTH ann x", "OK");
+        client.get("AUTH default x", "OK");
         // A transaction that does not run logs nobody in.
         client.get(&format!("WATCH {LEFT}"), "OK");
         client.get("MULTI", "OK");
@@ -585,7 +597,9 @@ fn rights_cannot_be_gained_by_other_ways() {
     let server = Server::start(&TWO);
     let mut admin = Asker::new(&server);
     admin.get("SET secret s", "OK");
-    admin.get("ACL SETUSER ann on nopass ~app:* %W~out:* &mine +@all -@dangerous -@admin", "OK");
+    let rules = "on nopass ~app:* %W~out:* %R~in:* &mine +@all -@dangerous -@admin +sort";
+    admin.get(&format!("ACL SETUSER ann {rules}"), "OK");
+    admin.get("GEOADD in:g 0 0 m", "1");
     let mut ann = Asker::user(&server, "ann", "x");
     let key = "-NOPERM No permissions to access a key";
     ann.get("SET app:1 v", "OK");
@@ -603,6 +617,10 @@ fn rights_cannot_be_gained_by_other_ways() {
         "LCS secret app:1",
         "BITOP NOT app:2 secret",
         "GEORADIUS app:g 0 0 1 km STORE app:2 STORE secret",
+        "GEORADIUS in:g 0 0 1 km STORE app:2 STORE in:g",
+        "GEORADIUS in:g 0 0 1 km STORE app:2 STOREDIST app:2 STOREDIST in:g",
+        "GEORADIUSBYMEMBER in:g m 1 km STORE app:2 STORE in:g",
+        "SORT in:g STORE app:2 STORE in:g",
         "GEOSEARCHSTORE secret app:g FROMLONLAT 0 0 BYRADIUS 1 km",
         "ZUNIONSTORE app:2 2 app:1 secret",
         "XREAD STREAMS secret 0",
@@ -637,6 +655,7 @@ fn rights_cannot_be_gained_by_other_ways() {
     assert!(ann.ask(&["EVAL", script, "1", "app:1"]).contains("ACL failure"));
     admin.get("GET secret", "s");
     admin.get("EXISTS app:2 app:3 out:1", "0");
+    assert_eq!(admin.ask(&["ZCARD", "in:g"]), "1");
     // Another protocol, and a failed log-in, change no right.
     admin.get("ACL SETUSER default >pw", "OK");
     ann.begins("HELLO 3 AUTH default wrong", "-WRONGPASS");

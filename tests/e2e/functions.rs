@@ -174,6 +174,25 @@ fn a_function_on_keys_of_several_workers_is_one_command() {
 }
 
 #[test]
+fn a_function_does_not_see_the_keys_and_arguments_of_scripts() {
+    let server = start("no", "1");
+    let mut client = server.client();
+    let code = "#!lua name=lib
+        redis.register_function('keys', function() return KEYS[1] end)
+        redis.register_function('args', function() return ARGV[1] end)";
+    load(&mut client, code);
+    for script in ["return KEYS[1] .. ARGV[1]", "return redis.call('nonsense')", "error('x')"] {
+        let mut eval = redis::cmd("EVAL");
+        let _: RedisResult<Value> = eval.arg(&[script, "1", "key", "secret"]).query(&mut client);
+        for (name, global) in [("keys", "KEYS"), ("args", "ARGV")] {
+            let error = fcall::<Value>(&mut client, &[name, "0"]).expect_err("an error");
+            let expected = format!("attempted to access nonexistent global variable '{global}'");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_function_that_does_not_end_is_killed() {
     let server = start("no", "2");
     let mut client = server.client();

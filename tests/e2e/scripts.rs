@@ -1,6 +1,7 @@
 //! Scripts that take long, or too much, or that somebody has written to do harm.
 
 use super::Server;
+use super::followers::{caught_up, follow};
 use redis::{Connection, RedisResult, Value};
 use std::io::{Read, Write};
 use std::thread::{JoinHandle, sleep, spawn};
@@ -193,6 +194,51 @@ fn memory_that_scripts_take_is_bounded() {
     // Each VM may have a sixteenth of the budget of 256 MB; the allocator keeps some.
     let grown = server.rss().saturating_sub(before);
     assert!(grown < 256 << 20, "{grown} bytes more");
+}
+
+#[test]
+fn a_string_that_is_logged_or_checked_many_times_is_not_copied_as_often() {
+    let server = start("1", &["--busy-reply-threshold", "5000"]);
+    let mut client = server.client();
+    let strings = "local s, t = string.rep('x', 1e6), {} for i = 1, 2000 do t[i] = s end";
+    let eval = |client: &mut Connection, end: &str| {
+        run(client, &["EVAL", &format!("{strings} {end}"), "0"])
+    };
+    eval(&mut client, "return redis.sha1hex(s)").expect("an answer");
+    let before = server.peak_rss();
+    eval(&mut client, "redis.log(redis.LOG_NOTICE, unpack(t))").expect("logged");
+    let refused = eval(&mut client, "return redis.acl_check_cmd('DEL', unpack(t))");
+    let text = refused.expect_err("too many bytes").to_string();
+    assert!(text.contains("more memory than a script may have"), "{text}");
+    // The strings have 2 GB together.
+    let grown = server.peak_rss().saturating_sub(before);
+    assert!(grown < 256 << 20, "{grown} bytes more");
+}
+
+#[test]
+fn words_for_replicas_and_events_of_a_unit_take_no_more_memory_than_all_data_may() {
+    let options = ["--memory-budget", "32mb", "--busy-reply-threshold", "0"];
+    let server = start("1", &options);
+    let mut client = server.client();
+    // The data is one value, however long the loop is.
+    let writes = "for n = 1, 800 do redis.call('SET', KEYS[1], string.rep('x', 100000)) end";
+    let fires = "for n = 1, 800 do for m = 1, 100 do redis.call('SET', KEYS[1], 'x') end end";
+    let key = "k".repeat(1000);
+    let refused = |client: &mut Connection, script: &str, key: &str| {
+        let text = error(client, &["EVAL", script, "1", key]);
+        assert!(text.contains("take more memory than memory-budget"), "{text}");
+        assert_eq!(get(client, key), None, "it is taken back");
+    };
+    for script in [writes, fires] {
+        run(&mut client, &["EVAL", script, "1", &key]).expect("nobody hears of it");
+        run(&mut client, &["DEL", &key]).expect("deleted");
+    }
+    run(&mut client, &["CONFIG", "SET", "notify-keyspace-events", "KEA"]).expect("set");
+    refused(&mut client, fires, &key);
+    run(&mut client, &["CONFIG", "SET", "notify-keyspace-events", ""]).expect("set");
+    let replica = follow(&server, &[]);
+    caught_up(&mut client, &mut replica.client());
+    refused(&mut client, writes, "k");
 }
 
 #[test]

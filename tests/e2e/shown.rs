@@ -4,6 +4,8 @@
 use super::Server;
 use redis::Value;
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 /// Names of the reference that are left out, as nothing true can be said.
 const LEFT_OUT: &[&str] = &[
@@ -104,6 +106,35 @@ fn statistics_of_a_client_count_ended_commands() {
     let queued: &[&[&str]] = &[&["MULTI"], &["SET", "a", "1"], &["SET", "b", "1"], &["EXEC"]];
     assert_eq!(total(queued), first + 10);
     assert_eq!(total(&[&["BLPOP", "none", "0.01"]]), first + 12);
+}
+
+#[test]
+fn a_client_whose_first_command_waits_for_the_end_of_a_pause_has_run_none() {
+    let server = Server::start(&["--workers", "1"]);
+    let mut client = server.client();
+    let mut ask = |words: &[&str]| -> String {
+        let answer: Value = redis::cmd(words[0]).arg(&words[1..]).query(&mut client).expect("it");
+        texts(answer).concat()
+    };
+    let mut paused = server.socket();
+    ask(&["CLIENT", "PAUSE", "100000", "WRITE"]);
+    paused.write_all(b"SET k 1\r\n").expect("sent");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let line = loop {
+        let list = ask(&["CLIENT", "LIST"]);
+        if let Some(line) = list.lines().find(|line| line.contains(" flags=b ")) {
+            break line.to_owned();
+        }
+        assert!(Instant::now() < deadline, "nobody waits: {list}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(line.ends_with(" tot-cmds=0"), "{line}");
+    ask(&["CLIENT", "UNPAUSE"]);
+    let mut answer = [0; 5];
+    paused.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"+OK\r\n");
+    let list = ask(&["CLIENT", "LIST"]);
+    assert!(list.lines().any(|line| line.ends_with(" tot-cmds=1")), "{list}");
 }
 
 #[test]

@@ -279,7 +279,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     keys: &[KeySpec {
         flags: key!(RO | ACCESS),
         begin: Begin::Keyword("STREAMS", 4),
-        find: Find::Range { last: -1, step: 1, limit: 2 },
+        find: Find::ShownAs(&Find::Range { last: -1, step: 1, limit: 2 }, ReadOptions::add_keys),
     }],
     blocks: ReadOptions::has_block,
     run: Run::Keys(xreadgroup),

@@ -4,6 +4,21 @@ use crate::timeout::milliseconds_arg;
 use crate::{Stop, arg, error, int_arg, is_word};
 use flagstone_wire::resp::Args;
 
+/// Returns the words that begin an option, with their positions, up to STREAMS.
+fn option_words<'a>(args: Args<'a>) -> impl Iterator<Item = (usize, &'a [u8])> {
+    let mut next = 1;
+    std::iter::from_fn(move || {
+        let (at, word) = (next, args.get(next)?);
+        next += match word {
+            _ if is_word(word, "streams") => args.len(),
+            _ if is_word(word, "group") => 3,
+            _ if is_word(word, "block") || is_word(word, "count") => 2,
+            _ => 1,
+        };
+        Some((at, word))
+    })
+}
+
 /// The options of XREAD and XREADGROUP.
 #[derive(Debug)]
 pub struct ReadOptions<'a> {
@@ -76,8 +91,16 @@ impl<'a> ReadOptions<'a> {
 
     /// Returns true if the arguments have BLOCK.
     pub fn has_block(args: Args<'_>) -> bool {
-        let options = args.iter().take_while(|arg| !is_word(arg, "streams"));
-        options.into_iter().any(|arg| is_word(arg, "block"))
+        option_words(args).any(|(_, word)| is_word(word, "block"))
+    }
+
+    /// Appends the positions of the keys: behind the option STREAMS, which is not the first such word
+    /// if a group or a consumer has that name.
+    pub fn add_keys(args: Args<'_>, out: &mut Vec<usize>) {
+        let found = option_words(args).find(|(_, word)| is_word(word, "streams"));
+        if let Some(first) = found.map(|(at, _)| at + 1) {
+            out.extend(first..first + (args.len() - first) / 2);
+        }
     }
 
     /// Returns the position of the id of the `n`-th key.

@@ -100,6 +100,22 @@ fn native_work_is_ended_in_the_middle() {
 }
 
 #[test]
+fn a_table_with_gaps_that_seems_long_is_not_walked_to_its_end() {
+    // All of it is in the hash part, so Lua finds a length of 2^28.
+    let items: Vec<_> = (0..=28).map(|n| format!("[{}] = 1", 1_u32 << n)).collect();
+    let items = format!("local t = {{{}}} assert(#t == 2^28)", items.join(", "));
+    let walks = [
+        "table.insert(t, 1, 1)",
+        "table.remove(t, 1)",
+        "table.foreachi(t, math.randomseed)",
+        "while true do table.foreach(t, math.randomseed) end",
+        "while true do table.maxn(t) end",
+    ];
+    let scripts = walks.map(|walk| format!("{items} {walk}"));
+    assert_all_end(&scripts.each_ref().map(String::as_str));
+}
+
+#[test]
 fn loops_of_long_calls_and_instructions_are_ended() {
     assert_all_end(&[
         "local s = string.rep('x', 15000000) while true do local t = s .. 'y' end",

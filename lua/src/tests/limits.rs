@@ -102,6 +102,12 @@ fn nothing_counts_to_the_greatest_number() {
     for script in [
         "return string.rep('', 2147483647)",
         "table.insert({}, -2147483648, 1)",
+        "table.insert({}, 2294967296, 1)",
+        "table.insert({}, 2^32 - 2^31, 1)",
+        "table.remove({1}, 2^32 - 2^31)",
+        "return table.concat({}, 'x', 2^31, 2^31 - 1)",
+        "return string.rep('', 2^32 - 1)",
+        "return select(2^31, 1)",
         "return unpack({}, -2147483648, 2147483647)",
         "return struct.size('I2147483648')",
         "return cmsgpack.unpack('\\221\\255\\255\\255\\255')",

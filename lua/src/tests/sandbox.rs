@@ -142,6 +142,43 @@ fn settings_of_a_run_end_with_it() {
 }
 
 #[test]
+fn keys_and_arguments_of_a_run_end_with_it() {
+    let lua = vm();
+    let (keys, args) = ([&b"key"[..]], [&b"secret"[..]]);
+    let inputs = |as_globals| Inputs { keys: &keys, args: &args, as_globals };
+    let run_it = |source: &str, inputs: Inputs<'_>| {
+        let function = compile(&lua, "@user_script", source.as_bytes(), |_| true).unwrap();
+        let (done, value) = run(&lua, &function, inputs, |_| true).unwrap();
+        let text = match &value {
+            Value::Table(error) => error.raw_get::<String>("err").unwrap(),
+            other => other.to_string().unwrap(),
+        };
+        (done, text)
+    };
+    let ended = ["return KEYS[1] .. ARGV[1]", "error({err = KEYS[1] .. ARGV[1]})"];
+    for (source, is_done) in ended.into_iter().zip([true, false]) {
+        assert_eq!(run_it(source, inputs(true)), (is_done, "keysecret".to_owned()));
+        for (name, as_globals) in [("KEYS", false), ("ARGV", false)] {
+            let (done, text) = run_it(&format!("return {name}[1]"), inputs(as_globals));
+            let expected = format!("nonexistent global variable '{name}'");
+            assert!(!done && text.contains(&expected), "{text}");
+        }
+    }
+    assert_eq!(
+        run_it("local keys, args = ... return keys[1] .. args[1]", inputs(false)).1,
+        "keysecret"
+    );
+    // There is no memory for the arguments.
+    let long = ["a", "b", "c", "d", "e"].map(|text| text.repeat(LIMIT / 4));
+    let args = long.each_ref().map(String::as_bytes);
+    let function = compile(&lua, "@user_script", b"return 1", |_| true).unwrap();
+    let too_long = Inputs { keys: &keys, args: &args, as_globals: true };
+    assert!(run(&lua, &function, too_long, |_| true).is_err());
+    lua.gc_collect().unwrap();
+    assert!(!run_it("return KEYS[1]", inputs(false)).0);
+}
+
+#[test]
 fn a_chunk_name_outlives_a_reader_that_collects() {
     let lua = vm();
     let script = "

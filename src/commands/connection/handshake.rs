@@ -2,7 +2,7 @@
 
 use crate::acl::{DenialContext, DenialReason, DeniedAccess};
 use crate::node::Node;
-use crate::routing::{Call, CallOutcome};
+use crate::routing::{Call, CallOutcome, WrongPassword};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use flagstone_commands::{ErrorText, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
@@ -75,10 +75,10 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     Ok(())
 }
 
-/// Returns the number of the account that HELLO logs in with, if it does.
-pub(super) fn hello_account(node: &Node, args: Args<'_>) -> Option<u64> {
+/// Returns the number of the account that HELLO logs in with, if it tries to.
+pub(super) fn hello_account(node: &Node, args: Args<'_>) -> Option<Result<u64, WrongPassword>> {
     let (user, password) = Hello::parse(args).ok()?.credentials?;
-    account_number(node, user, password)
+    Some(account_number(node, user, password))
 }
 
 fn protocol_version(text: &[u8]) -> Result<Proto, ErrorText> {
@@ -138,19 +138,24 @@ fn credentials<'a>(node: &Node, args: Args<'a>) -> Result<(&'a [u8], &'a [u8]), 
     }
 }
 
-/// Returns the number of the account that AUTH logs in with, if it does.
-pub(super) fn auth_account(node: &Node, args: Args<'_>) -> Option<u64> {
+/// Returns the number of the account that AUTH logs in with, if it tries to.
+pub(super) fn auth_account(node: &Node, args: Args<'_>) -> Option<Result<u64, WrongPassword>> {
     let (user, password) = credentials(node, args).ok()?;
-    account_number(node, user, password)
+    Some(account_number(node, user, password))
 }
 
-fn account_number(node: &Node, user: &[u8], password: &[u8]) -> Option<u64> {
-    node.access.accounts.log_in(user, password).map(|account| account.number)
+fn account_number(node: &Node, user: &[u8], password: &[u8]) -> Result<u64, WrongPassword> {
+    let account = node.access.accounts.log_in(user, password);
+    account.map(|account| account.number).ok_or(WrongPassword)
 }
 
 /// Logs the connection in, if the password is right; otherwise it stays as it was.
 fn authenticate(cx: &mut Call<'_>, args: Args<'_>, user: &[u8], password: &[u8]) -> CallOutcome {
     let session = &mut *cx.session;
+    // The delay for a wrong password comes behind EXEC: until then, no other one is tried.
+    if session.in_exec && session.penalty.is_some() {
+        return Err(WRONG_PASS.into());
+    }
     let Some(account) = cx.node.access.accounts.log_in(user, password) else {
         cx.node.clients.refusals.wrong_password(&session.client.addr);
         session.penalty = Some(penalty(session.wrong_passwords));

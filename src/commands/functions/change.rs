@@ -104,13 +104,16 @@ async fn inspect(
 ) -> Result<Vec<Arc<Library>>, ErrorText> {
     let max_vm_bytes = node.code.scripts.max_vm_bytes;
     edit.has_room(codes.iter().map(Vec::len).sum())?;
+    let mut room = edit.max_bytes();
     let inspect = move || {
         let began = Instant::now();
         let library = |code: &Vec<u8>| {
             if began.elapsed() > RESTORE_LIMIT {
                 return Err("ERR the libraries of the payload take too long".to_owned());
             }
-            Library::inspect(code, max_vm_bytes).map(Arc::new)
+            let library = Library::inspect(code, max_vm_bytes, room)?;
+            room = room.saturating_sub(library.bytes());
+            Ok(Arc::new(library))
         };
         codes.iter().map(library).collect::<Result<Vec<_>, String>>()
     };
