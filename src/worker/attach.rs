@@ -31,8 +31,8 @@ impl Worker {
     }
 
     /// Gives a shard away, which the caller flushes and closes, or attaches again. `elsewhere`:
-    /// returns the error text for a client that waits for a key of one of its slots. Watched keys
-    /// count as changed, and tracked keys are invalidated. Commands that come later, or have waited
+    /// returns the error text for a client that waits for a key of one of its slots, and uses TLS or
+    /// not. Watched keys count as changed, and tracked keys are invalidated. Commands that come later, or have waited
     /// for the barrier, end with [`Node::not_owned`](crate::node::Node::not_owned).
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Worker {
     pub async fn detach_shard(
         self: &Rc<Self>,
         id: u16,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) -> Result<DetachedShard, ShardRefusal> {
         let _whole = self.whole().await;
         self.commit();
@@ -76,13 +76,13 @@ impl Worker {
     fn end_waiters(
         self: &Rc<Self>,
         is_gone: impl Fn(&[u8]) -> bool,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) {
         let waiting = self.waiters.table.borrow().waiting_for(is_gone);
         for (waiter, key) in waiting {
             if waiter.turn.claim(self.id) {
                 let command = &waiter.command;
-                let text = elsewhere(slot_of(&key.1));
+                let text = elsewhere(slot_of(&key.1), command.request.secured);
                 self.stats().refused(Some(command.command), text.as_bytes());
                 let mut answer = Answer::failed(command.request.proto, text);
                 answer.outcome = Outcome::Refused;
