@@ -333,6 +333,28 @@ fn a_client_that_waits_by_tls_is_sent_to_the_port_for_that() {
 }
 
 #[test]
+fn a_watch_ends_at_the_worker_that_watches_whoever_owns_the_key_then() {
+    let server = TestServer::start();
+    let key = server.key(1, 0);
+    let mut watching = server.client();
+    let watched = || server.on(1, |worker| async move { worker.watches_any() });
+    assert_eq!(watching.ask(&format!("WATCH {key}")), "+OK");
+    assert!(watched());
+    let detached = server.detach(1);
+    // As after a split, whose second part may be that of another worker.
+    server.node.give_shard(1, 0);
+    assert_eq!(watching.ask("UNWATCH"), "+OK");
+    let begun = std::time::Instant::now();
+    while watched() {
+        assert!(begun.elapsed() < SOON, "the key stays watched");
+    }
+    server.node.give_shard(1, 1);
+    server.attach(detached);
+    drop(watching);
+    server.end();
+}
+
+#[test]
 fn commands_behind_the_barrier_end_with_an_error_or_run() {
     let server = TestServer::start();
     let [held, gone, other] = [(1, 0), (1, 1), (3, 0)].map(|(shard, n)| server.key(shard, n));
