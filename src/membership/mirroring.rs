@@ -327,9 +327,9 @@ impl Following {
             // What was shown of it before is gone first.
             cluster.mirrors.hide(id);
             let elsewhere = move |slot, secured| cluster.refusal(slot, secured);
-            let shown = self.own.cluster.clone();
+            let (shown, since) = (self.own.cluster.clone(), entry.since);
             let show = move |worker: Rc<Worker>| async move {
-                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.mirrors.show(id))
+                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.mirrors.show(id, since))
             };
             let stay = self.on_worker(id, show).await?;
             let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;
