@@ -42,6 +42,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a command waits for a shard that changes hands, or for libraries of functions.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Leases after which a server that cannot read the map is out of touch: it looks every three.
+const OUT_OF_TOUCH: u32 = 6;
+
 /// The states of a shard.
 const ELSEWHERE: u8 = 0;
 const EXPECTED: u8 = 1;
@@ -277,6 +280,11 @@ impl Cluster {
             _ => ServedState::Elsewhere,
         }
     }
+    /// Returns true if the map was not read for so long that others may have taken over what this server owns.
+    pub fn is_out_of_touch(&self) -> bool {
+        self.sight.map_age() > OUT_OF_TOUCH * self.map().lease()
+    }
+
 
     /// Begins to give a shard to another life, or to nobody: commands on it wait.
     pub fn begin_giving(&self, shard: u16, to: Option<Life>) {

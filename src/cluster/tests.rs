@@ -162,3 +162,18 @@ fn shards_on_their_way_here_matter_to_flushes_and_parked_ones_to_all() {
     cluster.learn(&after(&parked, |draft| draft.seal(one, &[]).unwrap()));
     assert!(awaits(false) && awaits(true), "it is to take the parked one");
 }
+
+#[test]
+fn a_server_that_cannot_read_the_map_is_out_of_touch() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let (cluster, [map, _]) = cluster();
+        tokio::time::advance(OUT_OF_TOUCH * map.lease()).await;
+        assert!(!cluster.is_out_of_touch());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(cluster.is_out_of_touch());
+        cluster.learn(&map);
+        assert!(!cluster.is_out_of_touch());
+    });
+}

@@ -5,6 +5,7 @@
 
 use super::{Lock, Worker};
 use crate::command::{Answer, Outcome, Patience};
+use crate::pubsub::SubscriptionKind;
 use flagstone_storage::partition::{DetachedShard, RefusedShard, ShardRefusal};
 use flagstone_storage::shard::Shard;
 use flagstone_storage::slot::slot_of;
@@ -70,6 +71,31 @@ impl Worker {
         // Endless patience is not refused.
         let _ = granted.await;
         lock
+    }
+
+    /// Ends all waits for keys, and on the first worker all subscriptions to shard channels, while other servers
+    /// of the cluster may have taken the shards over: their clients wait there then. Called again and again, as
+    /// one that was admitted before may begin to wait later.
+    pub(super) fn release_if_lost(self: &Rc<Self>) {
+        let Some(cluster) = &self.node.cluster else { return };
+        let pubsub = &self.node.broadcast.pubsub;
+        let has_waiters = !self.waiters.table.borrow().is_empty();
+        let has_listeners = self.id == 0 && pubsub.count(SubscriptionKind::Shard) > 0;
+        if !has_waiters && !has_listeners {
+            return;
+        }
+        let Some(text) = self.node.health.lost_shards() else {
+            // Nobody asks for data, so nobody else may have noticed.
+            if cluster.is_out_of_touch() {
+                self.node.health.want_lease();
+            }
+            return;
+        };
+        self.end_waiters(|_| true, |_, _| text.to_owned());
+        if has_listeners {
+            let (settings, now_ms) = (self.settings(), self.node.clock.now_ms());
+            pubsub.end_shard_channels(|_| true, &settings.client_output_buffer_limit, now_ms);
+        }
     }
 
     /// Ends the waits for keys that are gone.
