@@ -12,7 +12,7 @@ use crate::config::Settings;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
 use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag, is_word};
-use flagstone_storage::cluster::{MapMember, NodeId};
+use flagstone_storage::cluster::NodeId;
 use flagstone_storage::slot::{SLOTS, slot_of};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
@@ -205,10 +205,7 @@ fn failover(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() > 3 || args.get(2).is_some_and(|option| !is_known(option)) {
         return Err(flagstone_commands::error::SYNTAX.into());
     }
-    if !cluster.map().member(cluster.life()).is_some_and(MapMember::is_replica) {
-        return Err("ERR You should send CLUSTER FAILOVER to a replica".into());
-    }
-    cluster.set_takes_over(true);
+    cluster.begin_takeover()?;
     cx.out.ok();
     Ok(())
 }
