@@ -1,6 +1,7 @@
 //! Shards that leave running workers, and come back, while clients use their keys.
 
 use super::*;
+use crate::clients::ClientState;
 use crate::config::Startup;
 use flagstone_storage::directory::Locks;
 use flagstone_storage::partition::DetachedShard;
@@ -115,7 +116,9 @@ impl TestServer {
 
     fn detach(&self, shard: u16) -> DetachedShard {
         let detach = move |worker: Rc<Worker>| async move {
-            worker.detach_shard(shard, |slot| format!("MOVED {slot} elsewhere:1")).await
+            let elsewhere =
+                |slot, secured| format!("MOVED {slot} elsewhere:{}", 1 + u8::from(secured));
+            worker.detach_shard(shard, elsewhere).await
         };
         self.on(shard, detach).unwrap()
     }
@@ -302,6 +305,52 @@ fn clients_that_wait_watch_or_cache_hear_that_a_shard_is_away() {
     assert_eq!(client.ask(&format!("LPUSH {a} y")), ":1");
     assert_eq!(waiting[0].reply(), format!("{a} y"));
     drop((client, waiting, watching, caching));
+    server.end();
+}
+
+#[test]
+fn a_client_that_waits_by_tls_is_sent_to_the_port_for_that() {
+    let server = TestServer::start();
+    let key = server.key(1, 0);
+    let (mut plain, mut secured, mut client) = (server.client(), server.client(), server.client());
+    let id = secured.ask("CLIENT ID");
+    let id: u64 = id.trim_start_matches(':').parse().unwrap();
+    server.node.clients.get(id).unwrap().set(ClientState::SECURED, true);
+    for waiting in [&mut plain, &mut secured] {
+        waiting.send(&format!("BLPOP {key} 0"));
+    }
+    let begun = std::time::Instant::now();
+    while !client.ask("INFO clients").contains("blocked_clients:2") {
+        assert!(begun.elapsed() < SOON);
+    }
+    let detached = server.detach(1);
+    let slot = slot_of(key.as_bytes());
+    assert_eq!(plain.reply(), format!("-MOVED {slot} elsewhere:1"));
+    assert_eq!(secured.reply(), format!("-MOVED {slot} elsewhere:2"));
+    server.attach(detached);
+    drop((plain, secured, client));
+    server.end();
+}
+
+#[test]
+fn a_watch_ends_at_the_worker_that_watches_whoever_owns_the_key_then() {
+    let server = TestServer::start();
+    let key = server.key(1, 0);
+    let mut watching = server.client();
+    let watched = || server.on(1, |worker| async move { worker.watches_any() });
+    assert_eq!(watching.ask(&format!("WATCH {key}")), "+OK");
+    assert!(watched());
+    let detached = server.detach(1);
+    // As after a split, whose second part may be that of another worker.
+    server.node.give_shard(1, 0);
+    assert_eq!(watching.ask("UNWATCH"), "+OK");
+    let begun = std::time::Instant::now();
+    while watched() {
+        assert!(begun.elapsed() < SOON, "the key stays watched");
+    }
+    server.node.give_shard(1, 1);
+    server.attach(detached);
+    drop(watching);
     server.end();
 }
 

@@ -177,6 +177,7 @@ impl Session {
             client: self.client.id,
             account: self.account.checked_number(),
             track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
+            secured: self.client.is(ClientState::SECURED),
             spared: self.client.is(ClientState::NO_EVICT),
             again: false,
             sees_expired: self.client.is(ClientState::IMPORT),

@@ -19,6 +19,7 @@ pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc
         proto: Proto::Resp2,
         touch: true,
         track: false,
+        secured: false,
         spared: false,
         again: false,
         sees_expired: false,

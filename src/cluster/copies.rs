@@ -31,7 +31,7 @@ impl Copies {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what a replica has said that was asked with a map; 0: nothing. What it has said before stays
+    /// Notes what a replica has said that was asked with a map; 0: nothing; the greatest number: all records. What it has said before stays
     /// true, as it never shows less.
     pub fn note(&self, replica: Life, map: u64, lsn: Lsn) {
         if lsn > 0 {

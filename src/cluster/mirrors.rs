@@ -1,6 +1,6 @@
 //! The shards of other servers that a replica shows, and how new they are.
 
-use flagstone_storage::cluster::Life;
+use flagstone_storage::cluster::{ClusterMap, Life, MapShard};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::slot::{Layout, MAX_SHARDS};
 use std::collections::BTreeMap;
@@ -14,6 +14,8 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 struct Mirror {
     is_shown: AtomicBool,
+    /// The number of the map since which its owner has had it, as it was shown last.
+    since: AtomicU64,
     /// A moment whose data it certainly has.
     proven: Mutex<Option<Instant>>,
 }
@@ -51,9 +53,19 @@ impl Mirrors {
         self.shards.get(usize::from(shard)).is_some_and(|it| it.is_shown.load(Ordering::Acquire))
     }
 
-    /// Shows a shard from now on.
-    pub(super) fn show(&self, shard: u16) {
+    /// Shows a shard from now on, of the owner that has had it since a map.
+    pub(super) fn show(&self, shard: u16, since: u64) {
+        if let Some(mirror) = self.shards.get(usize::from(shard)) {
+            mirror.since.store(since, Ordering::Release);
+        }
         self.set(shard, true);
+    }
+
+    /// Returns true if a shard is shown of the owner that a map gives it.
+    fn shows_of_owner(&self, entry: &MapShard) -> bool {
+        let mirror = self.shards.get(usize::from(entry.id));
+        let is_of_owner = |mirror: &Mirror| mirror.since.load(Ordering::Acquire) == entry.since;
+        self.shows(entry.id) && mirror.is_some_and(is_of_owner)
     }
 
     /// Shows a shard no more.
@@ -91,9 +103,19 @@ impl Mirrors {
     }
 
     /// Returns the lsn up to which all records of an owner are shown, which asks for it and knows a map; 0:
-    /// that is not known of all shards that this map may give it.
-    pub fn tell(&self, owner: Life, known: u64) -> Lsn {
+    /// that is not known. `map`: the newest one that this replica knows.
+    ///
+    /// A record may be of a shard that the owner has given away since. The next owner's engine has it, so it is
+    /// shown once all shards are, each of its owner. An owner without shards has no other records.
+    pub fn tell(&self, owner: Life, known: u64, map: &ClusterMap) -> Lsn {
         self.asked.notify_waiters();
+        let shows_all = map.shards().iter().all(|entry| self.shows_of_owner(entry));
+        if map.number() < known || !shows_all {
+            return 0;
+        }
+        if map.is_open(owner) && map.owned_by(owner).next().is_none() {
+            return Lsn::MAX;
+        }
         let applied = self.applied().get(&owner).copied();
         applied.filter(|(map, _)| *map >= known).map_or(0, |(_, lsn)| lsn)
     }
@@ -134,18 +156,62 @@ impl Mirrors {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_storage::cluster::{MapDraft, NodeAddress, NodeId};
+
+    /// Returns the state of a replica of two owners, each with a shard, these owners, and a draft behind that.
+    fn mirrored() -> (Mirrors, [Life; 2], MapDraft) {
+        let mut draft = MapDraft::create(2, 1000).unwrap();
+        let address = NodeAddress { host: "h".to_owned(), port: 1, tls_port: None };
+        let owners = [1, 2].map(|id| draft.join(NodeId([id; 20]), address.clone()).unwrap());
+        draft.give(1, owners[0], owners[1]).unwrap();
+        let draft = draft.map().draft();
+        (Mirrors::new(Arc::new(Layout::new(2, 1))), owners, draft)
+    }
+
+    fn show_all(mirrors: &Mirrors, map: &ClusterMap) {
+        map.shards().iter().for_each(|entry| mirrors.show(entry.id, entry.since));
+    }
 
     #[test]
     fn nothing_is_said_of_shards_of_a_later_map() {
-        let (mirrors, owner) = (Mirrors::new(Arc::new(Layout::new(2, 1))), Life(3));
-        assert_eq!(mirrors.tell(owner, 1), 0);
-        mirrors.set_applied(owner, (7, 100));
-        assert_eq!([6, 7, 8].map(|map| mirrors.tell(owner, map)), [100, 100, 0]);
+        let (mirrors, [owner, _], draft) = mirrored();
+        let (map, now) = (draft.map(), draft.map().number());
+        assert_eq!(mirrors.tell(owner, now, map), 0);
+        show_all(&mirrors, map);
+        assert_eq!(mirrors.tell(owner, now, map), 0);
+        mirrors.set_applied(owner, (now, 100));
+        let told = [now - 1, now, now + 1].map(|known| mirrors.tell(owner, known, map));
+        assert_eq!(told, [100, 100, 0]);
         mirrors.set_applied(owner, (0, 0));
-        assert_eq!(mirrors.tell(owner, 7), 0);
-        mirrors.set_applied(owner, (8, 101));
+        assert_eq!(mirrors.tell(owner, now, map), 0);
+        mirrors.set_applied(owner, (now, 101));
         mirrors.keep_owners(|life| life != owner);
-        assert_eq!(mirrors.tell(owner, 8), 0);
+        assert_eq!(mirrors.tell(owner, now, map), 0);
+    }
+
+    #[test]
+    fn a_record_of_a_shard_that_was_given_away_counts_once_the_next_owner_is_shown() {
+        let (mirrors, [owner, other], mut draft) = mirrored();
+        show_all(&mirrors, draft.map());
+        let before = draft.map().number();
+        mirrors.set_applied(owner, (before, 100));
+        mirrors.set_applied(other, (before, 50));
+        draft.give(1, other, owner).unwrap();
+        let map = draft.map();
+        // The journal of its former owner is read on, without the records of the shard.
+        mirrors.set_applied(owner, (map.number(), 200));
+        let said = |known| [owner, other].map(|life| mirrors.tell(life, known, map));
+        assert_eq!([said(before), said(map.number())], [[0, 0]; 2]);
+        let given = &map.shards()[1];
+        mirrors.hide(given.id);
+        assert_eq!(said(map.number()), [0, 0]);
+        mirrors.show(given.id, given.since);
+        // One that owns nothing any more need not be followed, and has nothing that is not shown.
+        mirrors.keep_owners(|life| life == owner);
+        assert_eq!(said(map.number()), [200, Lsn::MAX]);
+        assert_eq!(mirrors.tell(Life(99), map.number(), map), 0, "nobody knows it");
+        mirrors.hide(0);
+        assert_eq!(said(map.number()), [0, 0]);
     }
 
     #[test]
@@ -153,9 +219,9 @@ mod tests {
         let mirrors = Mirrors::new(Arc::new(Layout::new(2, 1)));
         mirrors.set_applied(Life(3), (7, 100));
         mirrors.set_applied(Life(4), (7, 20));
-        mirrors.show(0);
+        mirrors.show(0, 1);
         assert_eq!(mirrors.offset(), 0, "shard 1 is not shown");
-        mirrors.show(1);
+        mirrors.show(1, 1);
         assert_eq!(mirrors.offset(), 120);
         mirrors.keep_owners(|life| life == Life(3));
         assert_eq!(mirrors.offset(), 100);
@@ -167,7 +233,7 @@ mod tests {
         assert_eq!((mirrors.lag(), mirrors.shown()), (None, 0));
         let begin = Instant::now();
         for shard in [0, 1] {
-            mirrors.show(shard);
+            mirrors.show(shard, 1);
             assert_eq!(mirrors.lag(), None, "nothing is known of shard 1");
             mirrors.prove(shard, begin);
         }

@@ -42,6 +42,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a command waits for a shard that changes hands, or for libraries of functions.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Leases after which a server that cannot read the map is out of touch: it looks every three.
+const OUT_OF_TOUCH: u32 = 6;
+
 /// The states of a shard.
 const ELSEWHERE: u8 = 0;
 const EXPECTED: u8 = 1;
@@ -166,12 +169,25 @@ impl Cluster {
         self.node
     }
 
-    /// Lets this replica take the place of its primary, or ends that.
-    pub fn set_takes_over(&self, on: bool) {
-        self.takes_over.store(on, Ordering::Release);
-        if on {
-            self.hinted.notify_one();
+    /// Lets this replica take the place of its primary.
+    ///
+    /// # Errors
+    /// The error text, if it is none, or leaves: it would get nothing.
+    pub fn begin_takeover(&self) -> Result<(), &'static str> {
+        let map = self.map();
+        let own = map.member(self.life).filter(|own| own.is_replica());
+        let own = own.ok_or("ERR You should send CLUSTER FAILOVER to a replica")?;
+        if own.leaving {
+            return Err("ERR This replica leaves the cluster, so it cannot become an owner");
         }
+        self.takes_over.store(true, Ordering::Release);
+        self.hinted.notify_one();
+        Ok(())
+    }
+
+    /// Ends that.
+    pub fn end_takeover(&self) {
+        self.takes_over.store(false, Ordering::Release);
     }
 
     /// Returns true if this replica is to take the place of its primary.
@@ -264,6 +280,11 @@ impl Cluster {
         Some(hint).filter(|hint| *hint > self.map().number())
     }
 
+    /// Returns true if the map was not read for so long that others may have taken over what this server owns.
+    pub fn is_out_of_touch(&self) -> bool {
+        self.sight.map_age() > OUT_OF_TOUCH * self.map().lease()
+    }
+
     /// Returns true if a server is this one, or answers it.
     pub fn is_connected(&self, life: Life) -> bool {
         life == self.life || self.sight.heard.answers(life, self.map().lease())
@@ -329,9 +350,9 @@ impl Cluster {
         awaited
     }
 
-    /// Shows a shard of another server from now on: commands may wait for it.
-    pub fn show_mirror(&self, shard: u16) {
-        self.mirrors.show(shard);
+    /// Shows a shard of another server, which has had it since a map, from now on: commands may wait for it.
+    pub fn show_mirror(&self, shard: u16, since: u64) {
+        self.mirrors.show(shard, since);
         self.changed.notify_waiters();
     }
 

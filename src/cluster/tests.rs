@@ -176,11 +176,48 @@ async fn commands_on_all_keys_of_a_replica_go_on_when_the_last_shard_is_shown() 
     let showing = async {
         for shard in [0, 1] {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            cluster.show_mirror(shard);
+            cluster.show_mirror(shard, map.number());
         }
     };
     let begun = Instant::now();
     tokio::join!(cluster.until_settled(part, begun + PATIENCE), showing);
     assert_eq!(begun.elapsed(), Duration::from_millis(20));
     assert!(!cluster.awaits(part) && cluster.begin_look().is_ok());
+}
+
+#[test]
+fn a_replica_that_leaves_takes_nothing_over() {
+    let mut draft = MapDraft::create(1, 1000).unwrap();
+    let address = NodeAddress { host: "h".to_owned(), port: 1, tls_port: None };
+    let owner = draft.join(NodeId([1; 20]), address.clone()).unwrap();
+    let role = flagstone_storage::cluster::ServerRole::Replica;
+    let replica = draft.join_as_replica(NodeId([2; 20]), address, role).unwrap();
+    let first = Arc::new(draft.map().clone());
+    let of = |life: Life| {
+        Cluster::new(NodeId([2; 20]), life, Arc::new(Layout::new(1, 1)), first.clone())
+    };
+    assert!(of(owner).begin_takeover().is_err_and(|text| text.contains("to a replica")));
+    let cluster = of(replica);
+    assert!(cluster.begin_takeover().is_ok() && cluster.takes_over());
+    cluster.end_takeover();
+    let mut draft = first.draft();
+    draft.leave(replica).unwrap();
+    cluster.learn(&Arc::new(draft.map().clone()));
+    assert!(cluster.begin_takeover().is_err_and(|text| text.contains("leaves the cluster")));
+    assert!(!cluster.takes_over());
+}
+
+#[test]
+fn a_server_that_cannot_read_the_map_is_out_of_touch() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let (cluster, [map, _]) = cluster();
+        tokio::time::advance(OUT_OF_TOUCH * map.lease()).await;
+        assert!(!cluster.is_out_of_touch());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(cluster.is_out_of_touch());
+        cluster.learn(&map);
+        assert!(!cluster.is_out_of_touch());
+    });
 }

@@ -20,6 +20,8 @@ pub struct Request {
     pub account: u64,
     /// True if the connection tracks the keys that it reads.
     pub track: bool,
+    /// True if the client uses TLS: it is sent to the ports for that.
+    pub secured: bool,
     /// True if the client is never closed for its memory (CLIENT NO-EVICT).
     pub spared: bool,
     /// True if the command was blocked, and runs again because there may be something for it.
@@ -41,6 +43,7 @@ impl Request {
             client: 0,
             account: 0,
             track: false,
+            secured: false,
             spared: false,
             again: false,
             sees_expired: false,

@@ -89,7 +89,12 @@ fn crosses_slots(session: &Session, command: &Command, args: Args<'_>) -> bool {
 
 /// Returns the part of this server, beside the shard of its slot, that a command needs and that is not
 /// here yet; of EXEC, that its queued commands need.
-fn awaited(session: &Session, cluster: &Cluster, command: &Command) -> Option<ExpectedPart> {
+fn awaited(
+    session: &Session,
+    node: &Node,
+    cluster: &Cluster,
+    command: &Command,
+) -> Option<ExpectedPart> {
     let any = |found: &dyn Fn(&Command) -> bool| match session
         .transaction
         .as_ref()
@@ -101,7 +106,8 @@ fn awaited(session: &Session, cluster: &Cluster, command: &Command) -> Option<Ex
     if cluster.lacks_libraries() && any(&|it| it.spec.has(flag!(LIBRARIES))) {
         return Some(ExpectedPart::Libraries);
     }
-    if !any(&|it| it.spec.has(flag!(ALL_SHARDS))) {
+    // A server that is cut off hears of maps that it cannot read: it refuses these commands at once.
+    if !any(&|it| it.spec.has(flag!(ALL_SHARDS))) || node.health.lost_shards().is_some() {
         return None;
     }
     let and_to_come = any(&|it| it.spec.flags.contains(flag!(ALL_SHARDS | WRITE)));
@@ -121,12 +127,7 @@ fn elsewhere(
         return Some(Admitted::Refused(Refusal::CrossSlot));
     }
     let cluster = node.cluster.as_ref()?;
-    let slot = match session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC))) {
-        None => command.slots(args).next(),
-        Some(transaction) => {
-            queued(transaction.args()).flat_map(|q| q.command.slots(q.args)).next()
-        }
-    };
+    let slot = first_slot(session, command, args);
     let is_shown = |slot: u16| {
         let reads = || {
             let flags = flags_of(session, node, command, args);
@@ -147,7 +148,24 @@ fn elsewhere(
             }
         }
     }
-    awaited(session, cluster, command).map(Admitted::Soon)
+    awaited(session, node, cluster, command).map(Admitted::Soon)
+}
+
+/// Returns the first slot that a command names, or EXEC with what is queued.
+fn first_slot(session: &Session, command: &Command, args: Args<'_>) -> Option<u16> {
+    match session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC))) {
+        None => command.slots(args).next(),
+        Some(transaction) => {
+            queued(transaction.args()).flat_map(|q| q.command.slots(q.args)).next()
+        }
+    }
+}
+
+/// Returns the error of a command on a slot, a shard channel's too, while other servers of the cluster may
+/// have this one's shards.
+fn lost(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> Option<String> {
+    let text = node.health.lost_shards()?;
+    first_slot(session, command, args).map(|_| text.to_owned())
 }
 
 fn are_different(mut slots: impl Iterator<Item = u16>) -> bool {
@@ -220,7 +238,9 @@ pub(super) fn admit(
     }
     if limits::any(&node.health, settings) {
         let refusal = limits::refusal(&node.health, settings, flags()).map(str::to_owned);
-        if let Some(text) = refusal.or_else(|| stalled(session, node, command, args)) {
+        let lost = || lost(session, node, command, args);
+        if let Some(text) = refusal.or_else(lost).or_else(|| stalled(session, node, command, args))
+        {
             return Admitted::Refused(text.into());
         }
         if node.health.lacks_room() && adds_rows(command, flags()) {

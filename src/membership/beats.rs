@@ -284,8 +284,8 @@ pub(crate) fn answer_beat(
         (true, false) => WELL,
     };
     // Read after that: it gives this server no shard that has been given away before.
-    let known = cluster.map().number();
-    let applied = cluster.mirrors.tell(Life(from), number);
+    let map = cluster.map();
+    let (known, applied) = (map.number(), cluster.mirrors.tell(Life(from), number, &map));
     let told = answer(cluster.life(), (known, published, applied), (state, nonce));
     let proof = prove(map.secret(), &told);
     Ok(format!("{known} {state} {published} {applied} {proof}"))

@@ -55,6 +55,7 @@ pub(crate) async fn open(
         ("replicaof", settings.replicaof.is_some()),
         ("repl-ack", settings.repl_ack != ReplAck::None),
         ("min-replicas-to-write", settings.min_replicas_to_write != 0),
+        ("serve-stale-data", settings.serve_stale_data),
     ] {
         if is_set {
             bail!("{name} does not work in a cluster of several servers");

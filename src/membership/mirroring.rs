@@ -95,7 +95,7 @@ impl Mirroring {
     async fn hide(&self, id: u16) -> Result<bool> {
         let cluster = self.own.cluster.clone();
         cluster.mirrors.hide(id);
-        let elsewhere = move |slot| cluster.refusal(slot, false);
+        let elsewhere = move |slot, secured| cluster.refusal(slot, secured);
         let hide = move |worker: Rc<Worker>| async move { worker.hide_shard(id, elsewhere).await };
         Ok(on_worker(&self.own, id, hide).await?.is_ok())
     }
@@ -326,10 +326,10 @@ impl Following {
             let cluster = self.own.cluster.clone();
             // What was shown of it before is gone first.
             cluster.mirrors.hide(id);
-            let elsewhere = move |slot| cluster.refusal(slot, false);
-            let shown = self.own.cluster.clone();
+            let elsewhere = move |slot, secured| cluster.refusal(slot, secured);
+            let (shown, since) = (self.own.cluster.clone(), entry.since);
             let show = move |worker: Rc<Worker>| async move {
-                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.show_mirror(id))
+                worker.show_shard(shard, elsewhere).await.inspect(|_| shown.show_mirror(id, since))
             };
             let stay = self.on_worker(id, show).await?;
             let stay = stay.map_err(|why| anyhow!("shard {id} cannot be shown: {why}"))?;

@@ -425,17 +425,27 @@ impl Agent {
         doing: &str,
         steps: impl FnMut(&mut flagstone_storage::cluster::MapDraft) -> Result<(), MapRefusal>,
     ) -> anyhow::Result<()> {
+        self.try_to_change(doing, steps).await.map(drop)
+    }
+
+    /// Changes the map. Returns the reason if the newest map does not allow it.
+    async fn try_to_change(
+        &mut self,
+        doing: &str,
+        steps: impl FnMut(&mut flagstone_storage::cluster::MapDraft) -> Result<(), MapRefusal>,
+    ) -> anyhow::Result<Result<(), MapRefusal>> {
         match self.own.seat.amend(steps).await? {
             Ok(map) => {
                 tracing::debug!(map = map.number(), "{doing}");
                 self.own.cluster.learn(&map);
+                Ok(Ok(()))
             }
             Err(refusal) => {
                 tracing::debug!("{doing}: {refusal}");
                 self.look().await;
+                Ok(Err(refusal))
             }
         }
-        Ok(())
     }
 
     /// Logs trouble that may come again at each step, but the same one once in a minute.

@@ -198,7 +198,7 @@ pub(super) async fn flush_ahead(own: &Seated, shard: u16) -> Result<()> {
 pub(super) async fn stop_serving(
     own: &Seated,
     shard: u16,
-    elsewhere: impl Fn(u16) -> String + Send + 'static,
+    elsewhere: impl Fn(u16, bool) -> String + Send + 'static,
 ) -> Result<DetachedShard> {
     let detach =
         move |worker: Rc<Worker>| async move { worker.detach_shard(shard, elsewhere).await };
@@ -226,7 +226,8 @@ pub(super) async fn stop_serving(
 /// Takes a shard from its worker, completes its engine, and changes the map.
 async fn hand_over(own: &Seated, shard: u16, to: Option<Life>) -> Result<()> {
     let cluster = own.cluster.clone();
-    let detached = stop_serving(own, shard, move |slot| cluster.refusal(slot, false)).await?;
+    let elsewhere = move |slot, secured| cluster.refusal(slot, secured);
+    let detached = stop_serving(own, shard, elsewhere).await?;
     let (journal, stored) = (own.node.journal.clone(), detached.stored());
     if let Err(error) = detached.close(&journal).await {
         // All its rows are stored all the same.

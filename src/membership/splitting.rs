@@ -72,7 +72,8 @@ async fn split(own: Seated, shard: u16) -> Result<ShardChange> {
 async fn divide(own: &Seated, shard: u16) -> Result<u16> {
     let (cluster, map) = (own.cluster.clone(), own.cluster.map());
     let lower = map.lower_half(shard).ok_or(MapRefusal::NoChange)?;
-    let detached = stop_serving(own, shard, move |slot| cluster.here(slot, false)).await?;
+    let again = move |slot, secured| cluster.here(slot, secured);
+    let detached = stop_serving(own, shard, again).await?;
     let stored = detached.stored();
     // From here on the shard is taken again, whatever comes.
     detached.close_to_split(&own.node.journal, lower).await?;

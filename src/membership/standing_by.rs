@@ -47,15 +47,18 @@ impl Agent {
             return Ok(());
         }
         let life = self.life();
-        self.change("taking the place of the primary", |draft| {
+        let taken = self.try_to_change("taking the place of the primary", |draft| {
             draft.promote(life)?;
             let primary = shown_primary(draft.map()).map(|member| member.life);
             let shards = primary.into_iter().flat_map(|primary| draft.map().owned_by(primary));
             let shards: Vec<u16> = shards.map(|shard| shard.id).collect();
             shards.into_iter().try_for_each(|shard| draft.want_move(shard, Some(life)))
-        })
-        .await?;
-        self.own.cluster.set_takes_over(false);
+        });
+        if let Err(refusal) = taken.await? {
+            // The client was told OK: the map has changed since.
+            tracing::warn!("this replica does not take the place of its primary: {refusal}");
+        }
+        self.own.cluster.end_takeover();
         Ok(())
     }
 

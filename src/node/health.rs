@@ -46,8 +46,7 @@ const UNSTORED: &str =
     "CLUSTERDOWN The store of the journal does not answer, so that no write can be stored.";
 
 /// ... and for reads.
-const DOWN: &str = "CLUSTERDOWN The store of the journal does not answer, so that another server may have taken \
-    over, and serve-stale-data is set to 'no'.";
+const DOWN: &str = "CLUSTERDOWN The store of the journal does not answer, so that another server may have taken over.";
 
 /// Error in place of data while a replica may have become the primary.
 pub(super) const REPLACED: &str = "MASTERDOWN No replica confirms that this server is still the primary \
@@ -224,7 +223,7 @@ impl Health {
             failed => failed,
         };
         match confirmed {
-            Err((Unconfirmed::Away, _)) if settings.serve_stale_data => Ok(()),
+            Err((Unconfirmed::Away, _)) if self.shows_stale(settings) => Ok(()),
             Err((Unconfirmed::Away, text)) => Err(text),
             Err((Unconfirmed::Lost, _)) if self.is_clustered => Err(ENDS),
             Err((Unconfirmed::Lost, _)) => Err(TAKEN_OVER),
@@ -250,17 +249,42 @@ impl Health {
     /// Returns true if commands need not wait for a confirmation, because others have waited in
     /// vain.
     pub fn is_disowned(&self) -> bool {
+        self.is_lease_lost() || self.acks.is_disowned()
+    }
+
+    /// Returns true if commands need not wait for a proof that nobody has taken the journal's bucket over.
+    fn is_lease_lost(&self) -> bool {
         self.lease().is_some_and(|lease| lease.is_away() && !lease.holds())
-            || self.acks.is_disowned()
+    }
+
+    /// Returns the error for all who wait for something of a shard, once other servers of the cluster may have
+    /// taken the shards over.
+    pub fn lost_shards(&self) -> Option<&'static str> {
+        (self.is_clustered && self.is_lease_lost()).then_some(DOWN)
+    }
+
+    /// Has the lease renewed soon, so that it is known if it is lost.
+    pub fn want_lease(&self) {
+        if let Some(lease) = self.lease() {
+            lease.want();
+        }
+    }
+
+    /// Returns true if values may be shown that another server may have replaced. In a cluster never: clients
+    /// go to the server that has taken over.
+    pub(super) fn shows_stale(&self, settings: &Settings) -> bool {
+        settings.serve_stale_data && !self.is_clustered
     }
 
     /// Returns the error if a command with these flags is one of them.
     pub(super) fn disowned(&self, flags: CommandFlags) -> Option<&'static str> {
-        if flags.contains(flag!(STALE)) {
+        // A replica may show its keys however old they are; an owner may not.
+        let is_of_all_keys = flags.contains(flag!(ALL_SHARDS));
+        if flags.contains(flag!(STALE)) && !is_of_all_keys {
             return None;
         }
-        let has_data = flags.contains(flag!(READONLY)) || flags.contains(flag!(WRITE));
-        let is_away = self.lease().is_some_and(|lease| lease.is_away() && !lease.holds());
+        let has_data = is_of_all_keys || flags.intersects(flag!(READONLY | WRITE));
+        let is_away = self.is_lease_lost();
         // Clients of a cluster have to be able to connect, as to any server of one that is down.
         if is_away && (has_data || !self.is_clustered) {
             return Some(self.disowned_text());
@@ -279,6 +303,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Startup};
     use flagstone_storage::feed::Feed;
 
     #[test]
@@ -290,5 +315,44 @@ mod tests {
         // Replies of commands that were admitted before are checked by this alone.
         health.replica.begin_succession(1);
         assert!(!health.is_owner());
+    }
+
+    #[tokio::test]
+    async fn a_server_of_a_cluster_without_its_lease_shows_no_keys_and_says_so_to_who_waits() {
+        let lease = Lease::new(Duration::from_secs(3600), "of a test", Arc::default());
+        let lease = Arc::new(lease);
+        let of = |is_clustered| {
+            let acks = Arc::new(Acks::new(Arc::new(Feed::new(1))));
+            let position = (SourcePosition::default(), false);
+            let lease = (Some(lease.clone()), is_clustered);
+            Health::new(lease, Clock::default(), 1, 1, position, acks)
+        };
+        let (alone, clustered) = (of(false), of(true));
+        let all_keys = flag!(STALE | ALL_SHARDS);
+        assert_eq!((clustered.lost_shards(), clustered.disowned(all_keys)), (None, None));
+        assert_eq!(lease.confirm(Duration::from_millis(1)).await, Err(Unconfirmed::Away));
+        assert_eq!((clustered.lost_shards(), alone.lost_shards()), (Some(DOWN), None));
+        for (flags, texts) in [
+            (all_keys, [Some(DISOWNED), Some(DOWN)]),
+            (flag!(READONLY), [Some(DISOWNED), Some(DOWN)]),
+            (flag!(PUBSUB), [Some(DISOWNED), None]),
+            (flag!(STALE), [None, None]),
+        ] {
+            assert_eq!(
+                [&alone, &clustered].map(|health| health.disowned(flags)),
+                texts,
+                "{flags:?}"
+            );
+        }
+        let args = ["--serve-stale-data", "yes"].map(str::to_owned).into_iter();
+        let Ok(Startup::Run(config)) = Config::load(args, std::iter::empty()) else {
+            panic!("the arguments are valid");
+        };
+        let settings = config.settings();
+        assert_eq!([&alone, &clustered].map(|health| health.shows_stale(&settings)), [true, false]);
+        assert_eq!(clustered.confirm_owner(&settings).await, Err(DOWN));
+        assert_eq!(alone.confirm_owner(&settings).await, Ok(()));
+        lease.renew(flagstone_storage::lease::BootTime::now());
+        assert_eq!((clustered.lost_shards(), clustered.disowned(all_keys)), (None, None));
     }
 }

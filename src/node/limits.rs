@@ -48,7 +48,7 @@ pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Opt
     } else if flags.contains(flag!(WRITE)) && lacks_replicas(health, settings) {
         Some(NO_REPLICAS)
     } else if let Some(text) = health.disowned(flags)
-        && !settings.serve_stale_data
+        && !health.shows_stale(settings)
     {
         Some(text)
     } else if !health.replica.is_plain_primary() {

@@ -382,11 +382,12 @@ impl Node {
         self.workers_of_shards.set(shard, worker);
     }
 
-    /// Returns the error of a command on a key whose shard is not attached here.
-    pub fn not_owned(&self, NotOwned { slot }: NotOwned) -> RoundError {
-        let text = match &self.cluster {
-            Some(cluster) => cluster.refusal(slot, false),
-            None => format!("TRYAGAIN The shard of slot {slot} is not served here at present"),
+    /// Returns the error of a command on a key whose shard is not attached here. `secured`: the client uses
+    /// TLS; `None`: that is not known, and it is to ask again.
+    pub fn not_owned(&self, NotOwned { slot }: NotOwned, secured: Option<bool>) -> RoundError {
+        let text = match (&self.cluster, secured) {
+            (Some(cluster), Some(secured)) => cluster.refusal(slot, secured),
+            _ => format!("TRYAGAIN The shard of slot {slot} is not served here at present"),
         };
         RoundError { text, outcome: Outcome::Refused }
     }

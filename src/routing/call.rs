@@ -152,8 +152,8 @@ pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> CommandFlags {
 pub fn shows_data(command: &Command) -> bool {
     match command.spec.run {
         Route::Keys(_) | Route::Unit | Route::Script | Route::Databases => true,
-        // DEBUG shows parts of the data.
-        Route::Wait if command.spec.has(flag!(PROTECTED)) => true,
+        // DEBUG shows parts of the data, and these are about all keys.
+        Route::Wait if command.spec.flags.intersects(flag!(PROTECTED | ALL_SHARDS)) => true,
         // A replica may come at any time.
         Route::Wait => !command.spec.has(flag!(STALE)) && !command.spec.has(flag!(ADMIN)),
         Route::Session | Route::Either | Route::Help(_) | Route::Container => false,

@@ -314,7 +314,7 @@ async fn attempt(
         run_here(worker, command, &settings, space)
     };
     if let Err(UnitStop::Handler(Stop::NotOwned(what))) = ran.outcome {
-        ran.outcome = Err(node.not_owned(what).into());
+        ran.outcome = Err(node.not_owned(what, Some(command.request.secured)).into());
     }
     if let Err(
         UnitStop::Handler(Stop::Miss(_))

@@ -5,6 +5,7 @@
 
 use super::{Lock, Worker};
 use crate::command::{Answer, Outcome, Patience};
+use crate::pubsub::SubscriptionKind;
 use flagstone_storage::partition::{DetachedShard, RefusedShard, ShardRefusal};
 use flagstone_storage::shard::Shard;
 use flagstone_storage::slot::slot_of;
@@ -31,8 +32,8 @@ impl Worker {
     }
 
     /// Gives a shard away, which the caller flushes and closes, or attaches again. `elsewhere`:
-    /// returns the error text for a client that waits for a key of one of its slots. Watched keys
-    /// count as changed, and tracked keys are invalidated. Commands that come later, or have waited
+    /// returns the error text for a client that waits for a key of one of its slots, and uses TLS or
+    /// not. Watched keys count as changed, and tracked keys are invalidated. Commands that come later, or have waited
     /// for the barrier, end with [`Node::not_owned`](crate::node::Node::not_owned).
     ///
     /// # Errors
@@ -40,7 +41,7 @@ impl Worker {
     pub async fn detach_shard(
         self: &Rc<Self>,
         id: u16,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) -> Result<DetachedShard, ShardRefusal> {
         let _whole = self.whole().await;
         self.commit();
@@ -72,17 +73,42 @@ impl Worker {
         lock
     }
 
+    /// Ends all waits for keys, and on the first worker all subscriptions to shard channels, while other servers
+    /// of the cluster may have taken the shards over: their clients wait there then. Called again and again, as
+    /// one that was admitted before may begin to wait later.
+    pub(super) fn release_if_lost(self: &Rc<Self>) {
+        let Some(cluster) = &self.node.cluster else { return };
+        let pubsub = &self.node.broadcast.pubsub;
+        let has_waiters = !self.waiters.table.borrow().is_empty();
+        let has_listeners = self.id == 0 && pubsub.count(SubscriptionKind::Shard) > 0;
+        if !has_waiters && !has_listeners {
+            return;
+        }
+        let Some(text) = self.node.health.lost_shards() else {
+            // Nobody asks for data, so nobody else may have noticed.
+            if cluster.is_out_of_touch() {
+                self.node.health.want_lease();
+            }
+            return;
+        };
+        self.end_waiters(|_| true, |_, _| text.to_owned());
+        if has_listeners {
+            let (settings, now_ms) = (self.settings(), self.node.clock.now_ms());
+            pubsub.end_shard_channels(|_| true, &settings.client_output_buffer_limit, now_ms);
+        }
+    }
+
     /// Ends the waits for keys that are gone.
     fn end_waiters(
         self: &Rc<Self>,
         is_gone: impl Fn(&[u8]) -> bool,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) {
         let waiting = self.waiters.table.borrow().waiting_for(is_gone);
         for (waiter, key) in waiting {
             if waiter.turn.claim(self.id) {
                 let command = &waiter.command;
-                let text = elsewhere(slot_of(&key.1));
+                let text = elsewhere(slot_of(&key.1), command.request.secured);
                 self.stats().refused(Some(command.command), text.as_bytes());
                 let mut answer = Answer::failed(command.request.proto, text);
                 answer.outcome = Outcome::Refused;

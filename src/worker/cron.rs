@@ -1,7 +1,8 @@
 //! Periodic work of a worker, and its shutdown.
 //!
-//! Ten times a second, each worker closes idle and slow clients, evicts entries, and publishes its
-//! counters; worker 0 also looks at the clock and at the memory of the process, and samples rates.
+//! Ten times a second, each worker closes idle and slow clients, evicts entries, publishes its
+//! counters, and releases clients that wait although the server may have lost its shards; worker 0 also
+//! looks at the clock and at the memory of the process, and samples rates.
 //! At the shutdown a worker ends its connections, waits for the coordinators of all workers,
 //! commits, and lets the background jobs finish.
 
@@ -50,6 +51,7 @@ impl Worker {
             self.hot_keys.turn(self.node.clock.now_ms());
             self.partition.borrow_mut().store.refresh_big_keys();
             self.look_at_data_set();
+            self.release_if_lost();
             if self.id == 0 {
                 self.node.clock.look();
                 self.turn_clients_away();

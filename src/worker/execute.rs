@@ -267,7 +267,7 @@ impl Worker {
                 self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, run).into());
             }
-            Err(stop) => ended = self.replace_by_error(command, stop, out, mark),
+            Err(stop) => ended = self.replace_by_error(run, stop, out, mark),
         }
         let (seen, is_open) = (partition.store.seen(), partition.has_to_close());
         if request.track && empty.is_none() {
@@ -297,7 +297,7 @@ impl Worker {
     /// Replaces the output of a command behind `mark` by its error, and counts it.
     fn replace_by_error(
         &self,
-        command: &Command,
+        run: &Invocation<'_>,
         stop: Stop,
         out: &mut Reply,
         mark: usize,
@@ -305,13 +305,14 @@ impl Worker {
         let (text, outcome) = match stop {
             Stop::Error(text) => (text, Outcome::Failed),
             Stop::NotOwned(what) => {
-                let RoundError { text, outcome } = self.node.not_owned(what);
+                let RoundError { text, outcome } =
+                    self.node.not_owned(what, Some(run.request.secured));
                 (text.into(), outcome)
             }
             // The store returns this fault to units only; the others are no errors.
             Stop::Unsettled | Stop::Miss(_) | Stop::Block(_) => (UNSETTLED.into(), Outcome::Failed),
         };
-        self.stats().failed(command, &text);
+        self.stats().failed(run.command, &text);
         out.truncate(mark);
         out.error(&*text);
         outcome

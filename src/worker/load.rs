@@ -35,6 +35,16 @@ enum LoadWaiter {
     Command(Lock, Box<Parked>),
 }
 
+impl LoadWaiter {
+    /// Returns true if its client uses TLS; `None`: a task does not know that.
+    fn secured(&self) -> Option<bool> {
+        match self {
+            Self::Task(_) => None,
+            Self::Command(_, parked) => Some(parked.command.request.secured),
+        }
+    }
+}
+
 /// The request of one command.
 struct LoadRequest {
     needs: Vec<Need>,
@@ -87,13 +97,15 @@ impl Worker {
             requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
         let ahead = self.named_behind(&all);
         let alone = requests.len() == 1 && ahead.is_empty();
-        let loaded = self.load_now(all.into_iter().chain(ahead).collect()).await;
+        // If that fails, it is the only one.
+        let secured = requests.first().and_then(|request| request.waiter.secured());
+        let loaded = self.load_now(all.into_iter().chain(ahead).collect(), secured).await;
         let mut commands = Vec::with_capacity(requests.len());
         for LoadRequest { needs, waiter } in requests {
             let result = match &loaded {
                 // Something cannot be read: loads each request by itself, so that only those that
                 // need it fail.
-                Err(_) if !alone => self.load_now(needs).await,
+                Err(_) if !alone => self.load_now(needs, waiter.secured()).await,
                 loaded => loaded.clone(),
             };
             match (waiter, result) {
@@ -129,7 +141,7 @@ impl Worker {
         ahead
     }
 
-    async fn load_now(&self, mut needs: Vec<Need>) -> Result<(), String> {
+    async fn load_now(&self, mut needs: Vec<Need>, secured: Option<bool>) -> Result<(), String> {
         let begun = Instant::now();
         {
             // A unit asks for all that it has missed so far, as it may have lost some of it.
@@ -155,7 +167,7 @@ impl Worker {
             }
             Err(error) => {
                 if let Some(what) = error.downcast_ref::<NotOwned>() {
-                    return Err(self.node.not_owned(*what).text);
+                    return Err(self.node.not_owned(*what, secured).text);
                 }
                 if let Some(TroubleLine::Failing(reads)) =
                     self.loader.trouble.failed(Instant::now())

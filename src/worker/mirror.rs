@@ -29,7 +29,7 @@ impl Worker {
     pub(crate) async fn show_shard(
         self: &Rc<Self>,
         shard: Shard,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) -> Result<Stay, String> {
         let id = shard.id;
         self.hide_shard(id, elsewhere).await.map_err(|why| why.to_string())?;
@@ -45,7 +45,7 @@ impl Worker {
     pub(crate) async fn hide_shard(
         self: &Rc<Self>,
         id: u16,
-        elsewhere: impl Fn(u16) -> String,
+        elsewhere: impl Fn(u16, bool) -> String,
     ) -> Result<(), ShardRefusal> {
         if self.partition.borrow().stay(id).is_some() {
             let detached = self.detach_shard(id, elsewhere).await?;

@@ -38,7 +38,7 @@ impl Worker {
                 }
                 Err(UnitStop::Handler(Stop::NotOwned(what))) => {
                     effects.published.clear();
-                    Some(self.node.not_owned(what).text.into())
+                    Some(self.node.not_owned(what, Some(run.request.secured)).text.into())
                 }
                 Err(UnitStop::Handler(Stop::Unsettled)) => {
                     out.truncate(mark);

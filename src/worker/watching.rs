@@ -18,13 +18,20 @@ const ENTRY: usize = 256;
 
 const TOO_MANY: &str = "ERR clients watch too many keys";
 
+/// The connection's knowledge of a watched key.
+#[derive(Clone, Copy, Debug)]
+struct WatchedAt {
+    /// The worker that watches it: another one may own the key by now, as shards can be split.
+    worker: usize,
+    existed: bool,
+}
+
 /// The connection's side of a [`Watch`], which ends when this is dropped.
 pub struct Watches {
     worker: Rc<Worker>,
     client: Arc<Client>,
     watch: Arc<Watch>,
-    /// Watched keys, each with true if it existed.
-    keys: BTreeMap<Key, bool>,
+    keys: BTreeMap<Key, WatchedAt>,
     bytes: usize,
 }
 
@@ -46,7 +53,7 @@ impl Watches {
 
     /// Returns the keys with their databases, each with true if it existed.
     pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8], bool)> {
-        self.keys.iter().map(|((db, key), existed)| (*db, &**key, *existed))
+        self.keys.iter().map(|((db, key), watched)| (*db, &**key, watched.existed))
     }
 
     /// Adds the keys that are not watched yet, and returns them by worker.
@@ -69,8 +76,9 @@ impl Watches {
             if before + bytes > node.pressure.budget.watches {
                 return Err(TOO_MANY);
             }
-            by_worker.entry(node.owner(&key.1)).or_default().push(key.clone());
-            self.keys.insert(key, false);
+            let worker = node.owner(&key.1);
+            by_worker.entry(worker).or_default().push(key.clone());
+            self.keys.insert(key, WatchedAt { worker, existed: false });
         }
         self.client.watched.store(self.keys.len() as u32, Ordering::Relaxed);
         Ok(by_worker)
@@ -87,8 +95,8 @@ impl Drop for Watches {
         node.broadcast.listeners.count.fetch_sub(1, Ordering::Relaxed);
         node.broadcast.listeners.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
-        for key in std::mem::take(&mut self.keys).into_keys() {
-            by_worker.entry(node.owner(&key.1)).or_default().push(key);
+        for (key, watched) in std::mem::take(&mut self.keys) {
+            by_worker.entry(watched.worker).or_default().push(key);
         }
         for (target, keys) in by_worker {
             if target == self.worker.id {
@@ -129,7 +137,11 @@ pub async fn begin_watch(
     };
     for (target, keys) in by_worker {
         match look(worker, target, &watch, &keys).await {
-            Ok(there) => watches.keys.extend(keys.into_iter().zip(there)),
+            Ok(there) => {
+                let watched =
+                    there.into_iter().map(|existed| WatchedAt { worker: target, existed });
+                watches.keys.extend(keys.into_iter().zip(watched));
+            }
             Err(text) => {
                 watch.mark();
                 return Err(text);
@@ -218,6 +230,12 @@ impl Worker {
         }
         self.take_notes(partition, 0);
         there
+    }
+
+    /// Returns true if clients watch keys of this worker.
+    #[cfg(test)]
+    pub(crate) fn watches_any(&self) -> bool {
+        !self.observers.watching.borrow().is_empty()
     }
 
     /// Marks the clients that watch a changed key.

@@ -2,6 +2,7 @@
 
 use super::Server;
 use super::bucket::Bucket;
+use super::pubsub::Raw;
 use super::servers::{asked, check, client, fill, settle, slots_of, until};
 use redis::Commands;
 use rustix::process::Signal;
@@ -79,6 +80,49 @@ fn others_take_over_from_a_server_that_answers_and_does_not_reach_the_bucket() {
     all[0].0.restart();
     settle(&of(&all));
     check(&mut client(&of(&all)), 2);
+}
+
+#[test]
+fn clients_that_wait_are_released_by_a_server_that_is_cut_off() {
+    let all = servers();
+    fill(&mut client(&of(&all)), 1);
+    let (server, door) = &all[0];
+    let mut plain = server.client();
+    let own = (0..200).map(|n| format!("key:{n}"));
+    let own = own.into_iter().find(|key| plain.get::<_, String>(key).is_ok()).expect("some key");
+    let (queue, channel) = (format!("{{{own}}}queue"), format!("{{{own}}}channel"));
+    let (mut waiting, mut listening) = (Raw::connect(server), Raw::connect(server));
+    waiting.send(&format!("BLPOP {queue} 0\r\n"));
+    let heard = |word: &str, left| {
+        format!("*3 ${} {word} ${} {channel} :{left}", word.len(), channel.len())
+    };
+    listening.expect(&format!("SSUBSCRIBE {channel}"), &heard("ssubscribe", 1));
+    until("the client waits", || {
+        asked(server, ["INFO", "clients"]).contains("blocked_clients:1\r\n")
+    });
+    assert!(asked(server, ["CLUSTER", "INFO"]).contains("cluster_state:ok\r\n"));
+    door.set_away(true);
+    // They need not ask, and nobody tells them but this server.
+    let told = waiting.lines(1);
+    assert!(told.starts_with("-CLUSTERDOWN "), "{told}");
+    listening.hear(&heard("sunsubscribe", 0));
+    for command in [format!("SSUBSCRIBE {channel}"), format!("SPUBLISH {channel} m")] {
+        listening.send(&format!("{command}\r\n"));
+        let told = listening.lines(1);
+        assert!(told.starts_with("-CLUSTERDOWN "), "{command}: {told}");
+    }
+    listening.send("CLUSTER COUNTKEYSINSLOT 0\r\n");
+    let told = listening.lines(1);
+    assert!(told.starts_with("-CLUSTERDOWN "), "{told}");
+    let info = asked(server, ["CLUSTER", "INFO"]);
+    assert!(info.contains("cluster_state:fail\r\n"), "{info}");
+    assert!(!info.contains("cluster_slots_fail:0\r\n"), "{info}");
+    settle(&of(&all[1..]));
+    let info = asked(&all[1].0, ["CLUSTER", "INFO"]);
+    assert!(info.contains("cluster_state:ok\r\n"), "{info}");
+    // There it waits on.
+    let mut next = client(&of(&all[1..]));
+    let _: usize = next.lpush(&queue, "element").expect("pushed");
 }
 
 #[test]

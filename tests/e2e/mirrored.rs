@@ -151,6 +151,26 @@ fn wait_counts_the_replicas_that_show_the_write() {
 }
 
 #[test]
+fn wait_on_a_server_without_shards_counts_the_replicas_that_show_what_it_has_given_away() {
+    let cluster = Cluster::with_lease(QUIET);
+    let servers = cluster.servers(2);
+    let replica = cluster.replica();
+    let mut client = reader(&replica);
+    let mut writer = servers[0].client();
+    let keys = (0..100).map(|n| format!("key{n}"));
+    let own = keys.into_iter().find(|key| writer.set::<_, _, ()>(key, 1).is_ok());
+    let own = own.expect("a key of its own");
+    cluster.told(&["drain", &asked(&servers[0], ["CLUSTER", "MYID"])]);
+    until("it has given all its shards away", || slots_of(&servers[0]) == 0);
+    let waited: usize = cmd("WAIT").arg(1).arg(30_000).query(&mut writer).expect("a number");
+    assert_eq!(waited, 1);
+    assert_eq!(client.get::<_, i64>(&own).expect("shown"), 1);
+    let aof: Vec<i64> =
+        cmd("WAITAOF").arg(1).arg(1).arg(30_000).query(&mut writer).expect("numbers");
+    assert_eq!(aof, [1, 1]);
+}
+
+#[test]
 fn a_replica_goes_on_beyond_its_room_for_records() {
     let cluster = Cluster::with_lease(QUIET);
     let servers = cluster.servers(1);

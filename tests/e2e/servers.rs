@@ -164,6 +164,17 @@ pub(crate) fn check(client: &mut ClusterConnection, round: usize) {
 }
 
 #[test]
+fn a_server_of_a_cluster_is_refused_settings_with_which_it_would_show_stale_data() {
+    let cluster = Cluster::new();
+    let mut server = cluster.server();
+    server.stop();
+    let store = cluster.store();
+    let words = ["--cluster-enabled", "yes", "--store", &store, "--serve-stale-data", "yes"];
+    let text = server.refused(&words);
+    assert!(text.contains("serve-stale-data does not work in a cluster"), "{text}");
+}
+
+#[test]
 fn servers_share_the_slots_and_redirect() {
     let cluster = Cluster::new();
     let servers = cluster.servers(3);

@@ -12,7 +12,7 @@ use crate::config::Settings;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
 use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, acl, arg, flag, is_word};
-use flagstone_storage::cluster::{MapMember, NodeId};
+use flagstone_storage::cluster::NodeId;
 use flagstone_storage::slot::{SLOTS, slot_of};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
@@ -39,6 +39,14 @@ fn slot_arg(args: Args<'_>, at: usize, wrong: &'static str) -> Result<u16, Error
     slot.ok_or(ErrorText::from(wrong))
 }
 
+/// Returns the number of slots of this server's shards that could not be taken.
+fn untaken_slots(cx: &Call<'_>) -> usize {
+    let Some(cluster) = &cx.node.cluster else { return 0 };
+    let map = cluster.map();
+    let untaken = map.owned_by(cluster.life()).filter(|it| cluster.sight.is_untaken(it.id));
+    untaken.map(|shard| map.slots_of(shard.id).len()).sum()
+}
+
 /// `CLUSTER INFO`
 fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
@@ -47,15 +55,19 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let slots = |node: &ShownNode| node.slots.iter().map(|slots| slots.len()).sum::<usize>();
     let owned: usize = nodes.iter().map(slots).sum();
     let silent: usize = nodes.iter().filter(|node| !node.is_connected).map(slots).sum();
-    let answering = owned - silent;
-    let state = if owned == usize::from(SLOTS) { "ok" } else { "fail" };
+    let own: usize = nodes.iter().filter(|node| node.is_myself).map(slots).sum();
+    let failed = if cx.node.health.is_disowned() { own } else { untaken_slots(cx).min(own) };
+    let answering = owned - silent - failed;
+    // With some shards, the others are served.
+    let refuses_all = cx.node.health.is_disowned() || own > 0 && failed == own;
+    let state = if owned == usize::from(SLOTS) && !refuses_all { "ok" } else { "fail" };
     let size = nodes.iter().filter(|node| !node.slots.is_empty()).count();
     let epoch = cx.node.cluster.as_ref().map_or(1, |cluster| cluster.map().number());
     let known = nodes.len();
     let (sent, received, dropped) = servers::messages(cx);
     let text = format!(
         "cluster_state:{state}\r\ncluster_slots_assigned:{owned}\r\ncluster_slots_ok:{answering}\r\n\
-        cluster_slots_pfail:{silent}\r\ncluster_slots_fail:0\r\ncluster_known_nodes:{known}\r\n\
+        cluster_slots_pfail:{silent}\r\ncluster_slots_fail:{failed}\r\ncluster_known_nodes:{known}\r\n\
         cluster_size:{size}\r\ncluster_current_epoch:{epoch}\r\ncluster_my_epoch:{epoch}\r\n\
         cluster_stats_messages_publish_sent:{sent}\r\ncluster_stats_messages_sent:{sent}\r\n\
         cluster_stats_messages_publish_received:{received}\r\n\
@@ -148,7 +160,7 @@ fn known_node(cx: &Call<'_>, args: Args<'_>) -> Result<(), ErrorText> {
     Err([b"ERR Unknown node ", id].concat().into())
 }
 
-/// `CLUSTER REPLICAS node-id`: there are none.
+/// `CLUSTER REPLICAS node-id`: all replicas are shown as those of one node, the first that owns slots.
 fn replicas(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     enabled(&settings)?;
@@ -193,10 +205,7 @@ fn failover(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() > 3 || args.get(2).is_some_and(|option| !is_known(option)) {
         return Err(flagstone_commands::error::SYNTAX.into());
     }
-    if !cluster.map().member(cluster.life()).is_some_and(MapMember::is_replica) {
-        return Err("ERR You should send CLUSTER FAILOVER to a replica".into());
-    }
-    cluster.set_takes_over(true);
+    cluster.begin_takeover()?;
     cx.out.ok();
     Ok(())
 }
@@ -246,7 +255,7 @@ fn show_help(out: &mut Reply) {
             ("MYID", "Return the node id."),
             ("MYSHARDID", "Return the node's shard id."),
             ("NODES", "Return the nodes with their slots, each as a line of text."),
-            ("REPLICAS <node-id>", "Return <node-id> replicas: there are none."),
+            ("REPLICAS <node-id>", "Return <node-id> replicas, as CLUSTER NODES shows them."),
             ("SHARDS", "Return the shards, each with its node and slots."),
             ("SLOT-STATS", "Return an array of slot usage statistics."),
             ("SLOTS", "Return the ranges of slots, each with its node."),

@@ -22,13 +22,15 @@ pub(super) fn reversed(id: &str) -> String {
 /// See the module's description.
 pub(super) struct ShownNode {
     id: String,
-    is_myself: bool,
+    pub(super) is_myself: bool,
     /// True if it owns no slots, and shows those of all other nodes.
     pub(super) is_replica: bool,
     /// The node whose replica it is in CLUSTER NODES.
     pub(super) replica_of: Option<String>,
     /// False if it does not answer.
     pub(super) is_connected: bool,
+    /// True if it is this one, and other servers may have taken its shards over.
+    is_disowned: bool,
     /// The greatest number of a map that gave it a shard.
     epoch: u64,
     /// The slots that it owns, in order.
@@ -97,6 +99,7 @@ impl ShownNode {
             is_replica: member.is_replica(),
             replica_of: None,
             is_connected: cluster.is_connected(member.life),
+            is_disowned: member.life == cluster.life() && cx.node.health.is_disowned(),
             epoch: owned().map(|shard| shard.since).max().unwrap_or(0),
             slots: ranges(map, owned().map(|shard| shard.id)),
             ip: address.host.clone(),
@@ -128,6 +131,7 @@ impl ShownNode {
             is_replica: false,
             replica_of: None,
             is_connected: true,
+            is_disowned: cx.node.health.is_disowned(),
             epoch: 1,
             slots: std::iter::once(0..=SLOTS - 1).collect(),
             ip: announced.unwrap_or_else(|| reached_at(&client.laddr)),
@@ -232,6 +236,6 @@ impl ShownNode {
         out.bulk_str("replication-offset");
         out.int(0);
         out.bulk_str("health");
-        out.bulk_str(if self.is_connected { "online" } else { "fail" });
+        out.bulk_str(if self.is_connected && !self.is_disowned { "online" } else { "fail" });
     }
 }

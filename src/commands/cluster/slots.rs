@@ -163,3 +163,20 @@ pub(super) fn stats<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::command::registry;
+    use crate::routing::shows_data;
+
+    #[test]
+    fn what_says_something_of_keys_waits_for_a_proof_of_ownership() {
+        crate::commands::install(&[]).unwrap();
+        let cluster = registry::lookup(b"cluster").unwrap();
+        let shown = |name: &str| shows_data(cluster.subcommand(name.as_bytes()).unwrap());
+        for name in ["countkeysinslot", "getkeysinslot", "slot-stats"] {
+            assert!(shown(name), "{name}");
+        }
+        assert!(!shown("info") && !shown("nodes") && !shown("beat"));
+    }
+}

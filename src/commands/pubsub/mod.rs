@@ -41,7 +41,7 @@ fn publish_in_unit(
         && let Some(cluster) = &unit.node.cluster
         && !cluster.serves(slot_of(channel))
     {
-        return Err(cluster.refusal(slot_of(channel), false).into());
+        return Err(cluster.refusal(slot_of(channel), unit.request.secured).into());
     }
     cx.out.count(unit.node.broadcast.pubsub.receivers(channel, to_shard));
     let name: &[u8] = if to_shard { b"SPUBLISH" } else { b"PUBLISH" };
