@@ -248,12 +248,7 @@ pub(super) fn admit(
         }
     }
     if session.is_subscriber() && !command.spec.has(flag!(SUBSCRIBER)) {
-        let text = format!(
-            "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
-            are allowed in this context",
-            command.full_name
-        );
-        return Admitted::Refused(text.into());
+        return Admitted::Refused(only_of_subscribers(command).into());
     }
     if let Some(kind) = node.code.scripts.running.busy()
         && !command.spec.flags.intersects(flag!(ALLOW_BUSY | ENDS_STREAM))
@@ -267,6 +262,15 @@ pub(super) fn admit(
         return Admitted::Wait { may_write: may_be_paused(flags()) };
     }
     Admitted::Run(command)
+}
+
+/// Returns the error of a command that a subscriber may not run.
+fn only_of_subscribers(command: &Command) -> String {
+    format!(
+        "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
+        are allowed in this context",
+        command.full_name
+    )
 }
 
 /// Refuses what is no command.
