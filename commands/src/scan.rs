@@ -6,7 +6,9 @@
 
 use super::{ErrorText, error, int_arg, is_word};
 use flagstone_storage::slot::Layout;
+use flagstone_wire::client_memory::SMALL;
 use flagstone_wire::glob;
+use flagstone_wire::resp::reply::FRAME;
 use flagstone_wire::resp::{Args, Reply};
 
 /// Number of bits of a position and of its cursor: few enough for a double.
@@ -87,6 +89,11 @@ pub fn place(layout: &Layout, name: &[u8]) -> u64 {
 
 /// Replies with the next cursor and the elements found.
 pub fn reply<T: AsRef<[u8]>>(out: &mut Reply, next: u64, found: &[T]) {
+    let sizes = || found.iter().map(|item| item.as_ref().len() + FRAME);
+    let all: usize = sizes().sum();
+    if all > SMALL {
+        out.reserve(all, sizes().max().unwrap_or_default());
+    }
     out.array(2);
     out.bulk_str(&next.to_string());
     out.array(found.len());

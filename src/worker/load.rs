@@ -5,21 +5,31 @@
 //! A read of some elements of a collection includes the elements that waiting commands on the same
 //! key name: a pipeline of them costs one read. The command that reads holds the key's lock, so
 //! elements that are read ahead stay current.
+//!
+//! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
+//! together may be any number of times as large as the memory.
 
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
+use super::volume::{LoadShare, LoadVolume};
 use super::{Lock, Worker};
+use flagstone_storage::Store;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::slot::NotOwned;
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 /// Maximum number of waiting commands that one read considers, and of names that it reads ahead.
 const LOOK_AHEAD: usize = 4096;
+
+/// Names that are read ahead at first if those of a value may be more than there is room for; and how
+/// many times as many follow, while they are small.
+const AHEAD_AT_FIRST: usize = 16;
+const AHEAD_GROWTH: usize = 8;
 
 /// Number of loads that the requests of a tick are split into, and of requests that are not worth
 /// splitting.
@@ -54,8 +64,8 @@ struct LoadRequest {
 /// Requests that no load has taken up yet.
 #[derive(Default)]
 pub(super) struct ColdLoader {
-    queue: RefCell<Vec<LoadRequest>>,
-    due: Notify,
+    queue: RefCell<VecDeque<LoadRequest>>,
+    pub(super) volume: Rc<LoadVolume>,
     trouble: ReadTrouble,
 }
 
@@ -74,32 +84,72 @@ impl Worker {
     }
 
     fn request(&self, needs: Vec<Need>, waiter: LoadWaiter) {
-        self.loader.queue.borrow_mut().push(LoadRequest { needs, waiter });
-        self.loader.due.notify_one();
+        self.loader.queue.borrow_mut().push_back(LoadRequest { needs, waiter });
+        self.loader.volume.wake();
     }
 
     /// Loads the requests of each tick together, until the worker ends.
     pub(crate) async fn run_loader(self: Rc<Self>) {
         loop {
-            self.loader.due.notified().await;
-            let mut requests = self.loader.queue.take();
-            let together = requests.len().div_ceil(LOADS).max(LEAST_TOGETHER);
-            while !requests.is_empty() {
-                let rest = requests.split_off(requests.len().min(together));
-                tokio::task::spawn_local(self.clone().load_together(requests));
-                requests = rest;
+            self.loader.volume.changed().await;
+            let mut admitted = self.admit();
+            let together = admitted.len().div_ceil(LOADS).max(LEAST_TOGETHER);
+            while !admitted.is_empty() {
+                let rest = admitted.split_off(admitted.len().min(together));
+                let (requests, shares) = admitted.into_iter().unzip();
+                tokio::task::spawn_local(self.clone().load_together(requests, shares));
+                admitted = rest;
             }
         }
     }
 
-    async fn load_together(self: Rc<Self>, requests: Vec<LoadRequest>) {
+    /// Takes the requests from the queue for which there is room.
+    fn admit(&self) -> Vec<(LoadRequest, LoadShare)> {
+        let (volume, most) = (&self.loader.volume, self.load_limit());
+        let mut admitted = Vec::new();
+        while volume.has_room(most)
+            && let Some(request) = self.next_request()
+        {
+            let store = &mut self.partition.borrow_mut().store;
+            let expected = request.needs.iter().map(|need| store.expected_bytes(need));
+            let share = volume.share(expected.fold(0, usize::saturating_add));
+            admitted.push((request, share));
+        }
+        volume.set_awaited(!self.loader.queue.borrow().is_empty());
+        admitted
+    }
+
+    /// Returns the next request of somebody who still needs the data now.
+    fn next_request(&self) -> Option<LoadRequest> {
+        loop {
+            let LoadRequest { needs, waiter } = self.loader.queue.borrow_mut().pop_front()?;
+            let waiter = match waiter {
+                LoadWaiter::Command(lock, parked) => match parked.or_put_off(lock) {
+                    Some((lock, parked)) => LoadWaiter::Command(lock, parked),
+                    None => continue,
+                },
+                LoadWaiter::Task(done) if done.is_closed() => continue,
+                task => task,
+            };
+            return Some(LoadRequest { needs, waiter });
+        }
+    }
+
+    async fn load_together(self: Rc<Self>, requests: Vec<LoadRequest>, shares: Vec<LoadShare>) {
+        let share = Rc::new(self.loader.volume.share(0));
+        share.take_over(shares);
         let all: Vec<Need> =
             requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
-        let ahead = self.named_behind(&all);
-        let alone = requests.len() == 1 && ahead.is_empty();
+        let (first, later) = self.ahead_at_first(self.named_behind(&all), &share);
+        let alone = requests.len() == 1 && first.is_empty();
         // If that fails, it is the only one.
         let secured = requests.first().and_then(|request| request.waiter.secured());
-        let loaded = self.load_now(all.into_iter().chain(ahead).collect(), secured).await;
+        let names = requests.len() + first.iter().map(names_of).sum::<usize>();
+        let loaded = self.load_now(all.into_iter().chain(first).collect(), secured).await;
+        if let Ok(bytes) = loaded {
+            share.set(bytes);
+            self.load_ahead(later, &share, names).await;
+        }
         let mut commands = Vec::with_capacity(requests.len());
         for LoadRequest { needs, waiter } in requests {
             let result = match &loaded {
@@ -110,12 +160,59 @@ impl Worker {
             };
             match (waiter, result) {
                 // A task that has ended needs no answer.
-                (LoadWaiter::Task(done), result) => drop(done.send(result)),
-                (LoadWaiter::Command(lock, parked), Ok(())) => commands.push((lock, parked)),
+                (LoadWaiter::Task(done), result) => drop(done.send(result.map(drop))),
+                (LoadWaiter::Command(lock, mut parked), Ok(_)) => {
+                    parked.hold(share.clone());
+                    commands.push((lock, parked));
+                }
                 (LoadWaiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
             }
         }
         self.go_on_with(commands.into_iter());
+    }
+
+    /// Returns the names to read ahead together with the first needs, which `share` counts, too, and those
+    /// for which there may be room behind them: elements of a value may be far larger than others.
+    fn ahead_at_first(&self, mut ahead: Vec<Need>, share: &LoadShare) -> (Vec<Need>, Vec<Need>) {
+        if ahead.is_empty() {
+            return (ahead, Vec::new());
+        }
+        let left = self.loader.volume.left(self.load_limit());
+        let store = &mut self.partition.borrow_mut().store;
+        let mut of_whole =
+            |need: &Need| store.expected_bytes(&Need { part: Some(Part::All), ..need.clone() });
+        if ahead.iter().map(&mut of_whole).fold(0, usize::saturating_add) <= left {
+            return (ahead, Vec::new());
+        }
+        let expected = |needs: &[Need], store: &mut Store| {
+            needs.iter().map(|need| store.expected_bytes(need)).fold(0, usize::saturating_add)
+        };
+        let each = expected(&ahead, store).div_ceil(ahead.iter().map(names_of).sum::<usize>());
+        let first = take_names(&mut ahead, AHEAD_AT_FIRST.min(left / each.max(1)));
+        share.set(share.bytes().saturating_add(expected(&first, store)));
+        (first, ahead)
+    }
+
+    /// Reads names ahead while there is room. `names`: number of those whose bytes `share` has.
+    async fn load_ahead(&self, mut ahead: Vec<Need>, share: &LoadShare, mut names: usize) {
+        let mut last = share.bytes();
+        while !ahead.is_empty() {
+            let each = last.div_ceil(names.max(1)).max(1);
+            let left = self.loader.volume.left(self.load_limit());
+            names = (left / each).min(names * AHEAD_GROWTH);
+            if names == 0 {
+                return;
+            }
+            let before = share.bytes();
+            share.set(before + names * each);
+            // Commands ask again for data that cannot be read.
+            let loaded = self.load_now(take_names(&mut ahead, names), None).await;
+            last = loaded.as_ref().copied().unwrap_or_default();
+            share.set(before + last);
+            if loaded.is_err() {
+                return;
+            }
+        }
     }
 
     /// Returns the elements that waiting commands name, for keys of which elements are to be
@@ -141,7 +238,8 @@ impl Worker {
         ahead
     }
 
-    async fn load_now(&self, mut needs: Vec<Need>, secured: Option<bool>) -> Result<(), String> {
+    /// Loads data, and returns its bytes.
+    async fn load_now(&self, mut needs: Vec<Need>, secured: Option<bool>) -> Result<usize, String> {
         let begun = Instant::now();
         {
             // A unit asks for all that it has missed so far, as it may have lost some of it.
@@ -149,21 +247,23 @@ impl Worker {
             needs.retain(|need| !store.has_part(need));
         }
         if needs.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let (behind, loaded) = (self.parts_behind(&needs), needs.len());
         let mut finished = self.load_step(needs).await;
-        if finished.is_ok() && !behind.is_empty() {
-            finished = self.load_step(behind).await;
+        if let Ok(bytes) = finished
+            && !behind.is_empty()
+        {
+            finished = self.load_step(behind).await.map(|more| bytes + more);
         }
         LATENCY.note(LatencyEvent::ColdRead, begun.elapsed());
-        self.evict_after(loaded);
+        self.evict_for(loaded, finished.as_ref().copied().unwrap_or_default());
         match finished {
-            Ok(()) => {
+            Ok(bytes) => {
                 if let Some(TroubleLine::Over) = self.loader.trouble.succeeded(Instant::now) {
                     tracing::info!("data can be read again");
                 }
-                Ok(())
+                Ok(bytes)
             }
             Err(error) => {
                 if let Some(what) = error.downcast_ref::<NotOwned>() {
@@ -189,7 +289,7 @@ impl Worker {
         needs.iter().filter(|need| is_behind(need)).cloned().collect()
     }
 
-    async fn load_step(&self, needs: Vec<Need>) -> anyhow::Result<()> {
+    async fn load_step(&self, needs: Vec<Need>) -> anyhow::Result<usize> {
         // Ranges of elements are read from pending rows and the engine, so these must have all
         // changes.
         if needs.iter().any(|need| need.part.is_some()) && self.partition.borrow().store.is_dirty()
@@ -198,10 +298,58 @@ impl Worker {
         }
         let plan = self.partition.borrow_mut().plan_load(needs)?;
         let mut loaded = plan.run(&self.node.background).await;
+        let bytes = loaded.bytes();
         // The keys are locked, so nobody sees a part of a value.
         while self.partition.borrow_mut().apply_some(&mut loaded, APPLIED_AT_ONCE)? {
             tokio::task::yield_now().await;
         }
-        self.partition.borrow_mut().finish_load(loaded)
+        self.partition.borrow_mut().finish_load(loaded)?;
+        Ok(bytes)
+    }
+}
+
+/// Returns the number of names in a need.
+fn names_of(need: &Need) -> usize {
+    match &need.part {
+        Some(Part::Fields(names)) => names.len(),
+        _ => 0,
+    }
+}
+
+/// Removes and returns up to `most` names.
+fn take_names(ahead: &mut Vec<Need>, mut most: usize) -> Vec<Need> {
+    let mut taken = Vec::new();
+    while most > 0
+        && let Some(mut need) = ahead.pop()
+    {
+        let Some(Part::Fields(names)) = &mut need.part else { continue };
+        // Those that were named first are needed first.
+        let rest = names.split_off(names.len().min(most));
+        most -= names.len();
+        if !rest.is_empty() {
+            ahead.push(Need { part: Some(Part::Fields(rest)), ..need.clone() });
+        }
+        taken.push(need);
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(key: &str, names: &[&str]) -> Need {
+        let names = names.iter().map(|name| name.as_bytes().into()).collect();
+        Need { db: 0, key: key.as_bytes().into(), part: Some(Part::Fields(names)) }
+    }
+
+    #[test]
+    fn names_are_read_ahead_in_parts() {
+        let mut ahead = vec![names("a", &["1", "2"]), names("b", &["1", "2", "3"])];
+        assert!(take_names(&mut ahead, 0).is_empty());
+        assert_eq!(take_names(&mut ahead, 2), [names("b", &["1", "2"])]);
+        assert_eq!(take_names(&mut ahead, 2), [names("b", &["3"]), names("a", &["1"])]);
+        assert_eq!(take_names(&mut ahead, 2), [names("a", &["2"])]);
+        assert!(ahead.is_empty() && take_names(&mut ahead, 2).is_empty());
     }
 }

@@ -16,6 +16,17 @@ const STEPS_EACH: usize = 8;
 /// Maximum number of entries that it examines in one piece.
 const MAX_EVICT_STEPS: usize = 1 << 18;
 
+/// Bytes that were loaded for each further entry that it examines: a short string takes more.
+const STEP_BYTES: usize = 64;
+
+/// Bytes of loaded data that commands have used, after which it looks for room.
+const USED_BYTES: usize = 256 << 10;
+
+/// Part of the memory for decoded values, and number of bytes, that data may take which is being
+/// loaded, or which no command has used yet.
+const LOADING_PART: usize = 4;
+const LOADING_MAX: usize = 64 << 20;
+
 /// Bytes of decoded values and of pending rows: a budget, or a usage.
 #[derive(Clone, Copy, Debug)]
 struct Shares {
@@ -71,7 +82,27 @@ impl Worker {
 
     /// Evicts entries if the hot tier is over its budget, after so many have come into memory.
     pub(crate) fn evict_after(&self, entries: usize) {
-        let steps = entries.saturating_mul(STEPS_EACH).clamp(EVICT_STEPS, MAX_EVICT_STEPS);
+        self.evict_for(entries, 0);
+    }
+
+    /// Evicts entries if the hot tier is over its budget, after commands have used much loaded data: that
+    /// was locked until now.
+    pub(super) fn evict_used(&self) {
+        if let Some(bytes) = self.loader.volume.take_used(USED_BYTES) {
+            self.evict_for(0, bytes);
+        }
+    }
+
+    /// Returns the bytes of loads from which on further ones wait.
+    pub(super) fn load_limit(&self) -> usize {
+        (self.shares().hot / LOADING_PART).min(LOADING_MAX)
+    }
+
+    /// Evicts entries if the hot tier is over its budget, after so many entries and bytes have come into
+    /// memory.
+    pub(super) fn evict_for(&self, entries: usize, bytes: usize) {
+        let steps = entries.saturating_mul(STEPS_EACH).max(bytes / STEP_BYTES);
+        let steps = steps.clamp(EVICT_STEPS, MAX_EVICT_STEPS);
         let budget = self.shares().hot.saturating_sub(self.upkeep.loan.get());
         let mut partition = self.partition.borrow_mut();
         if partition.store.memory() <= budget {

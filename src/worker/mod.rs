@@ -41,6 +41,7 @@ mod splitting;
 mod stall;
 mod turns;
 mod units;
+mod volume;
 mod waiters;
 mod watching;
 

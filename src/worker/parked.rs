@@ -3,11 +3,13 @@
 //! that can go on.
 
 use super::execute::{Attempt, Blocked, CoordinatorRequest, Ran, declared};
+use super::volume::LoadShare;
 use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
 use crate::command::{Outcome, OwnedCommand, Patience};
 use crate::node::WorkerStats;
 use crate::unit::{MAX_ATTEMPTS, NEEDS_TOO_MUCH};
+use flagstone_commands::flag;
 use flagstone_storage::store::Need;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
@@ -60,6 +62,8 @@ pub(crate) struct Parked {
     parts: HashSet<Need>,
     /// Room for the replies of its connection; `None`: it runs in any case.
     room: Option<Room>,
+    /// Bytes of the data that was read for it, until it has run.
+    share: Option<Rc<LoadShare>>,
     to: oneshot::Sender<Ran>,
 }
 
@@ -184,6 +188,7 @@ impl Worker {
                     self.go_on(lock, parked);
                 }
                 self.end_cycle();
+                self.evict_used();
                 tokio::task::yield_now().await;
             }
         }
@@ -207,6 +212,8 @@ impl Worker {
 
     /// Loads the data that a command misses, or runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
+        // A command that waits for more data has no share meanwhile: it might be all that there is.
+        let _used = parked.share.take();
         if parked.room.as_ref().is_some_and(Room::is_spent) {
             return parked.put_off(lock);
         }
@@ -327,7 +334,8 @@ impl Parked {
         stats: &Arc<WorkerStats>,
     ) -> Box<Self> {
         let _place = ParkedMemory::new(&command, stats);
-        Box::new(Self { command, _place, missed, attempts: 0, parts: HashSet::new(), room, to })
+        let (attempts, parts, share) = (0, HashSet::new(), None);
+        Box::new(Self { command, _place, missed, attempts, parts, room, share, to })
     }
 
     pub(super) fn patience(&self) -> Patience {
@@ -341,6 +349,22 @@ impl Parked {
         let mut ran = Ran::failed(self.command.request.proto, text);
         ran.answer.outcome = Outcome::Refused;
         self.end(lock, ran);
+    }
+
+    /// Holds the bytes of the data that was read for it, until it has run.
+    pub(super) fn hold(&mut self, share: Rc<LoadShare>) {
+        self.share = Some(share);
+    }
+
+    /// Returns the command before its data is loaded. It is sent back instead if its connection's replies are
+    /// to be written first, and dropped if it only reads and the connection has ended.
+    pub(super) fn or_put_off(self: Box<Self>, lock: Lock) -> Option<(Lock, Box<Self>)> {
+        if self.room.as_ref().is_some_and(Room::is_spent) {
+            self.put_off(lock);
+            return None;
+        }
+        let is_awaited = !self.to.is_closed() || !self.command.command.spec.has(flag!(READONLY));
+        is_awaited.then_some((lock, self))
     }
 
     /// Sends the command back, to run later.

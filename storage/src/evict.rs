@@ -1,10 +1,24 @@
 //! Keeps the hot tier within its budget: evicts whole entries that were not used for a while and,
 //! of large values, the elements that are in the journal.
 
-use crate::store::Store;
+use crate::store::{DirtyKey, Store};
+use crate::value::{Str, Value};
 
 /// Elements of a large value that are examined for each step.
 const SHED_PER_STEP: usize = 2;
+
+/// Maximum number of large collections that one call takes elements of.
+const SHED_AT_ONCE: usize = 8;
+
+/// Number of looks after which a large string that nobody uses meanwhile is dropped, however often it
+/// was used before.
+const LOOKS: usize = 4;
+
+/// Divides the budget: the part by which it is exceeded before large strings are dropped out of turn.
+const EXCESS_PART: usize = 8;
+
+/// Steps that a look at a large string counts: it is found by its name.
+const STEPS_PER_LOOK: usize = 8;
 
 impl Store {
     /// Evicts until at most `budget` bytes are held or about `steps` entries were examined. Evicted
@@ -34,19 +48,45 @@ impl Store {
 
     /// Drops parts of large values from memory, one value after the other. Elements not yet in the
     /// journal stay; elements that are not durable may go: the entry stays and knows its round.
+    /// Strings have their turn among all entries, unless so much has come in that it cannot wait for that.
     fn shed_large(&mut self, budget: usize, steps: usize, keep: &impl Fn(u32, &[u8]) -> bool) {
-        let each = (steps / self.large.len().clamp(1, 8)).max(1);
-        for _ in 0..self.large.len().min(8) {
-            if self.memory <= budget {
+        let all = self.large.len();
+        let each = (steps / all.clamp(1, SHED_AT_ONCE)).max(1);
+        let far = budget.saturating_add(budget / EXCESS_PART);
+        let (mut collections, mut strings) = (all.min(SHED_AT_ONCE), 0);
+        for look in 0..(all * LOOKS).min((steps / STEPS_PER_LOOK).max(SHED_AT_ONCE)) {
+            let is_far = self.memory > far && (look < all || strings > 0);
+            let has_turn = look < all && collections > 0;
+            if self.memory <= budget || !(is_far || has_turn) {
                 return;
             }
             let Some(key) = self.large.pop_front() else { return };
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
             entry.large = false;
-            self.recount_key(&key);
-            if !keep(key.db, &key.key) {
-                self.shed(key.db, &key.key, each * SHED_PER_STEP);
+            let (is_string, stays) = (matches!(entry.value, Value::Str(_)), keep(key.db, &key.key));
+            if is_string {
+                strings += 1;
+                if is_far && !stays {
+                    self.shed_string(&key);
+                }
             }
+            self.recount_key(&key);
+            if !is_string && collections > 0 {
+                collections -= 1;
+                if !stays {
+                    self.shed(key.db, &key.key, each * SHED_PER_STEP);
+                }
+            }
+        }
+    }
+
+    /// Drops all chunks of a string that are in the journal, unless it was used since earlier looks.
+    fn shed_string(&mut self, key: &DirtyKey) {
+        let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { return };
+        if entry.freq > 0 {
+            entry.freq /= 2;
+        } else if let Value::Str(Str::Big(big)) = &mut entry.value {
+            big.shed();
         }
     }
 
@@ -104,8 +144,65 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use super::EXCESS_PART;
+    use crate::store::Store;
     use crate::store::scope::tests::store;
     use crate::value::{Str, Value};
+
+    const LONG: usize = 1 << 20;
+
+    fn set(store: &mut Store, key: &[u8], bytes: usize) {
+        store.entry_mut(0, key).unwrap().value = Value::Str(Str::new(&vec![b'v'; bytes]));
+    }
+
+    /// Long strings among many short ones.
+    #[test]
+    fn long_strings_make_room_by_their_bytes() {
+        let mut store = store();
+        for n in 0..20_000u32 {
+            set(&mut store, &n.to_be_bytes(), 100);
+        }
+        _ = store.seal();
+        let short = store.memory();
+        let names: Vec<Vec<u8>> = (0..16).map(|n| format!("long {n}").into_bytes()).collect();
+        names.iter().for_each(|name| set(&mut store, name, LONG));
+        let round = store.seal().round;
+        assert!(store.memory() > short + 16 * LONG);
+        // They were used lately; a key that is locked stays as it is.
+        let budget = short + 2 * LONG;
+        let locked = |_, key: &[u8]| key == names[3];
+        for _ in 0..2 {
+            store.evict(budget, round, 2048, locked);
+        }
+        assert!(store.memory() <= budget + budget / EXCESS_PART, "{}", store.memory());
+        let is_whole = |store: &mut Store, name: &[u8]| {
+            store.entry_for_part(0, name).is_some_and(|entry| entry.value.require_whole().is_ok())
+        };
+        assert!(is_whole(&mut store, &names[3]));
+        assert!(names.iter().filter(|name| is_whole(&mut store, name)).count() < 4);
+    }
+
+    #[test]
+    fn a_long_string_that_is_used_stays_longer() {
+        let mut store = store();
+        for key in [&b"used"[..], b"idle"] {
+            set(&mut store, key, LONG);
+        }
+        let round = store.seal().round;
+        store.begin(0, true);
+        for _ in 0..4 {
+            store.string(0, b"used").unwrap();
+        }
+        let budget = store.memory() - LONG / 2;
+        for _ in 0..3 {
+            store.evict(budget, round, 16, |_, _| false);
+        }
+        let mut holds = |key: &[u8]| {
+            let entry = store.entry_for_part(0, key);
+            entry.is_some_and(|entry| entry.value.memory() >= LONG)
+        };
+        assert_eq!((holds(b"used"), holds(b"idle")), (true, false));
+    }
 
     #[test]
     fn entries_that_are_not_durable_stay_however_small_the_budget() {

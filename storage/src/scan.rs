@@ -11,6 +11,10 @@ use std::collections::BTreeMap;
 /// Length of the head of a meta row's key: SCAN's cursor tells only heads apart.
 const HEAD: usize = 13;
 
+/// Pending rows of each map that a read of the expiry index copies, for each row that it is to find: the
+/// others are behind what it reads.
+const PENDING_PER_DUE: usize = 2;
+
 /// Keys of one shard; `next` is `None` after the last ones.
 #[derive(Clone, Debug, Default)]
 pub struct ScanPage {
@@ -80,13 +84,23 @@ impl Partition {
     ) -> Option<DuePlan> {
         let live = self.store.row_generations(shard);
         let shard = self.shards.get(&shard)?;
-        let range = from.0.clone()..DueCursor::at(now_ms.saturating_add(1)).0;
+        let mut range = from.0.clone()..DueCursor::at(now_ms.saturating_add(1)).0;
         let mut overlay = BTreeMap::new();
         let maps: Vec<_> = shard.maps().collect();
+        let most = limit.saturating_mul(PENDING_PER_DUE);
+        let mut is_cut = false;
         for map in maps.into_iter().rev() {
-            overlay.extend(map.times_in(&range).map(|(key, put)| (key.to_vec(), put)));
+            let next = {
+                let mut rows = map.times_in(&range);
+                overlay.extend(rows.by_ref().take(most).map(|(key, put)| (key.to_vec(), put)));
+                rows.next().map(|(key, _)| key.to_vec())
+            };
+            is_cut |= next.is_some();
+            range.end = next.unwrap_or(range.end);
         }
-        Some(DuePlan { engine: shard.engine().clone(), overlay, range, limit, live })
+        overlay.retain(|key, _| *key < range.end);
+        let engine = shard.engine().clone();
+        Some(DuePlan { is_cut, ..DuePlan::new(engine, overlay, range, limit, live) })
     }
 }
 
@@ -183,6 +197,8 @@ pub struct DuePlan {
     engine: Engine,
     overlay: BTreeMap<Vec<u8>, bool>,
     range: std::ops::Range<Vec<u8>>,
+    /// True if there are pending rows behind the range.
+    is_cut: bool,
     limit: usize,
     /// The generations of the databases in the shard; rows of others are left to the sweep.
     live: Vec<u32>,
@@ -197,7 +213,7 @@ impl DuePlan {
         limit: usize,
         live: Vec<u32>,
     ) -> Self {
-        Self { engine, overlay, range, limit, live }
+        Self { engine, overlay, range, is_cut: false, limit, live }
     }
 
     /// Reads; must run on the background runtime. Returns the due rows, earliest first, and the
@@ -226,7 +242,8 @@ impl DuePlan {
                 }
             }
             if all {
-                return Ok((due, None));
+                let rest = self.is_cut.then_some(DueCursor(self.range.end));
+                return Ok((due, rest));
             }
         }
     }
@@ -239,5 +256,13 @@ impl DuePlan {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+impl DuePlan {
+    /// Returns the number of pending rows that it has.
+    pub(crate) fn pending(&self) -> usize {
+        self.overlay.len()
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Server;
 use super::followers::Reader;
-use super::large_replies::most_beside;
+use super::large_replies::{most_beside, refused};
 use redis::{Commands, cmd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,6 +92,11 @@ fn looks_at_large_elements_take_the_memory_of_a_few() {
         assert_eq!(drawn.len(), 6);
     });
     assert!(drawn < MOST, "HRANDFIELD: {drawn}");
+    // The fields are loaded until it is known that there is no room for them.
+    let asked = most_beside(&server, || {
+        refused(&mut client, cmd("HMGET").arg("hash").arg((0..FIELDS).collect::<Vec<_>>()));
+    });
+    assert!(asked < MOST * 3 / 2, "HMGET: {asked}");
     let indexed = most_beside(&server, || {
         let element: Vec<u8> = client.lindex("list", 1100).expect("read");
         assert_eq!(element.len(), 48 << 10);

@@ -17,7 +17,7 @@ pub(crate) fn most_beside(server: &Server, ask: impl FnOnce()) -> u64 {
 }
 
 #[track_caller]
-fn refused(client: &mut redis::Connection, ask: &redis::Cmd) {
+pub(crate) fn refused(client: &mut redis::Connection, ask: &redis::Cmd) {
     let error = ask.query::<()>(client).expect_err("it does not fit");
     assert!(error.to_string().contains("maxmemory-clients"), "{error}");
 }

@@ -12,6 +12,7 @@ mod checkpoints;
 mod client_memory;
 mod cluster;
 mod cluster_channels;
+mod cold_reads;
 mod compression;
 mod config;
 mod converting;

@@ -4,7 +4,7 @@ use crate::source::{Kind, MEMBERS, PRODUCTION};
 use crate::{Figure, hold, settle};
 
 /// The file that renders replies.
-const RENDERER: &str = "wire/src/resp/reply.rs";
+const RENDERER: &str = "wire/src/resp/reply/mod.rs";
 
 /// Other files of production code that may write `\r\n` into a literal, how many times, and why.
 const LINE_ENDS: &[(&str, usize, &str)] = &[

@@ -175,6 +175,17 @@ impl Taken {
         }
         fits
     }
+
+    /// Returns true if [`try_set_with`](Self::try_set_with) would succeed now.
+    #[must_use]
+    pub fn would_fit(&self, bytes: usize, value: usize, is_spared: bool) -> bool {
+        let now = counted(bytes);
+        let fits = CLIENTS.try_change(self.0, now, value, is_spared);
+        if fits {
+            CLIENTS.change(now, self.0);
+        }
+        fits
+    }
 }
 
 impl Drop for Taken {

@@ -4,7 +4,12 @@ use super::{LOOKS, READS, key_arg, remove_expired, tail};
 use crate::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
+use flagstone_wire::resp::reply::FRAME;
 use flagstone_wire::resp::{Args, Reply};
+
+/// Approximate bytes of fields that HMGET loads at once: in between it looks whether they fit into its
+/// reply.
+const LOADED_AT_ONCE: u64 = 8 << 20;
 
 /// Replies with the result of `reply` for one field, and removes the field if it has expired.
 fn one_field(
@@ -47,8 +52,15 @@ fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let due_ms = cx.due_ms();
     let hash = cx.store.hash(cx.db, key)?;
-    if let Some(hash) = hash {
-        hash.require(tail(args, 2)).or_load(cx.db, key)?;
+    if let Some(hash) = hash
+        && let Err(part) = hash.require_some_of(tail(args, 2), LOADED_AT_ONCE)
+    {
+        let known = || tail(args, 2).filter_map(|name| hash.get(name, due_ms).ok()?);
+        let sizes = || known().map(|field| field.value.len() + FRAME);
+        if !cx.out.foresee(sizes().sum(), sizes().max().unwrap_or_default()) {
+            return Ok(());
+        }
+        return Err(part.of(cx.db, key).into());
     }
     cx.out.array(args.len() - 2);
     let Some(hash) = hash else {

@@ -15,27 +15,28 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let due_ms = cx.due_ms();
     let layout = cx.store.layout().clone();
     let from = scan::parse_place(arg(args, 2)?, &layout)?;
-    let mut shown: Vec<Box<[u8]>> = Vec::new();
+    // The values go from the hash into the reply: they may be large.
+    let mut shown: Vec<&[u8]> = Vec::new();
     let Some(hash) = cx.store.hash(cx.db, key)? else {
         scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
     let options = ScanOptions::parse(args, "HSCAN")?;
-    let mut visit = |name: &[u8], field: &Field| {
-        if !field.is_expired(due_ms) && options.takes(name) {
-            shown.push(name.into());
-            if !options.names_only {
-                shown.push(field.value.clone());
-            }
-        }
-    };
+    let shows = |name: &[u8], field: &Field| !field.is_expired(due_ms) && options.takes(name);
+    let parts = if options.names_only { 1 } else { 2 };
     let next = if hash.is_table() {
         let place = |name: &[u8]| scan::place(&layout, name);
-        let next = hash.scan(from, options.count, place, visit).or_load(cx.db, key)?;
+        let next = hash.scan(from, options.count, place, |name, field| {
+            if shows(name, field) {
+                shown.extend(&[name, &field.value][..parts]);
+            }
+        });
+        let next = next.or_load(cx.db, key)?;
         scan::cursor(&layout, next)
     } else {
         hash.require_all().or_load(cx.db, key)?;
-        hash.iter().for_each(|(name, field)| visit(name, field));
+        let found = hash.iter().filter(|(name, field)| shows(name, field));
+        found.for_each(|(name, field)| shown.extend(&[name, &field.value][..parts]));
         0
     };
     scan::reply(cx.out, next, &shown);

@@ -14,24 +14,24 @@ fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let layout = cx.store.layout().clone();
     let from = scan::parse_place(arg(args, 2)?, &layout)?;
-    let mut shown: Vec<Box<[u8]>> = Vec::new();
+    let mut shown: Vec<&[u8]> = Vec::new();
     let Some(set) = cx.store.typed::<Set>(cx.db, key)? else {
         scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
     let options = ScanOptions::parse(args, "SSCAN")?;
-    let mut visit = |name: &[u8]| {
-        if options.takes(name) {
-            shown.push(name.into());
-        }
-    };
     let next = if set.encoding() == SetEncoding::Table {
         let place = |name: &[u8]| scan::place(&layout, name);
+        let visit = |name| {
+            if options.takes(name) {
+                shown.push(name);
+            }
+        };
         let next = set.scan(from, options.count, place, visit).or_load(cx.db, key)?;
         scan::cursor(&layout, next)
     } else {
         set.require_all().or_load(cx.db, key)?;
-        set.members().into_iter().for_each(&mut visit);
+        shown.extend(set.members().into_iter().filter(|name| options.takes(name)));
         0
     };
     scan::reply(cx.out, next, &shown);

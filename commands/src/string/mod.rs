@@ -13,6 +13,7 @@ use super::error;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use flagstone_wire::resp::Reply;
+use flagstone_wire::resp::reply::FRAME;
 use std::ops::Range;
 
 /// Writes a string as a bulk string; fails with its chunks that are not in memory.
@@ -31,6 +32,12 @@ fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
 fn bulk_range(out: &mut Reply, value: &Str, range: Range<usize>) -> Result<(), Part> {
     match value {
         Str::Big(_) => {
+            // A reply that does not fit needs no chunks.
+            if value.require(range.clone()).is_err()
+                && !out.foresee(range.len() + FRAME, range.len() + FRAME)
+            {
+                return Ok(());
+            }
             let start = range.start;
             let pieces = value.pieces(range.clone())?;
             out.bulk_of(range.len(), pieces.map(|(at, piece)| (at - start, piece)));

@@ -8,17 +8,21 @@ use flagstone_storage::value::{Str, Value};
 use flagstone_wire::resp::Args;
 use flagstone_wire::resp::reply::FRAME;
 
-/// Makes room for the strings of keys at once: if there is too little, none of them is copied.
+/// Makes room for the strings of keys at once: if there is too little, none of them is loaded or copied.
 fn reserve(cx: &mut Ctx<'_>, names: Args<'_>) -> Outcome {
-    let (mut all, mut greatest) = (0, 0);
+    let (mut all, mut greatest, mut is_here) = (0, 0, true);
     for name in names.iter() {
         if let Some(Value::Str(s)) = cx.store.peek(cx.db, name)?.map(|entry| &entry.value) {
             let size = s.len() + FRAME;
             all += size;
             greatest = size.max(greatest);
+            is_here &= s.require(0..s.len()).is_ok();
         }
     }
-    cx.out.reserve(all, greatest);
+    match is_here {
+        true => cx.out.reserve(all, greatest),
+        false => _ = cx.out.foresee(all, greatest),
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! Rounds are closed first, so that pending rows and engine together have every change.
 
 mod range;
+mod volume;
 
 use crate::encoding::RowKey;
 use crate::engine::Engine;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 
 /// Bytes of keys and values from which on a page ends, if it has the least rows that are needed.
-const PAGE_BYTES: usize = 8 << 20;
+pub(super) const PAGE_BYTES: usize = 8 << 20;
 
 /// Least number of pending rows that a page considers: any number of them may be deleted.
 const PENDING_ROWS: usize = 1024;

@@ -674,3 +674,44 @@ async fn a_value_that_leaves_memory_in_the_middle_of_a_load_is_not_taken_for_who
         }
     }
 }
+
+/// Keys that are due, in files and pending, some of them deleted again.
+#[tokio::test(flavor = "multi_thread")]
+async fn due_keys_are_found_page_by_page() {
+    let root = root();
+    let mut world = World::open(root.path(), 1).await;
+    let keys: Vec<Vec<u8>> = (0..60).map(|n| world.key(1, n)).collect();
+    let mut wanted = Vec::new();
+    for (n, key) in keys.iter().enumerate() {
+        world.set(0, key, b"v", NOW + 100 + n as u64 % 7).await;
+        if n == 30 {
+            world.commit(0);
+            world.hand_over(0, 1).await;
+        }
+    }
+    world.commit(0);
+    for (n, key) in keys.iter().enumerate() {
+        match n % 3 {
+            0 => world.set(0, key, b"v", 0).await,
+            _ => wanted.push(key.clone()),
+        }
+    }
+    world.commit(0);
+    for limit in [1, 3, 10, 100] {
+        let (mut from, mut found) = (DueCursor::at(0), Vec::new());
+        loop {
+            let plan = world.workers[0].plan_due(1, &from, NOW + 1000, limit).unwrap();
+            assert!(plan.pending() <= 3 * 2 * limit, "{} for {limit}", plan.pending());
+            let (due, rest) = plan.run().await.unwrap();
+            found.extend(due.into_iter().map(|due| (due.at_ms, due.key.into_vec())));
+            let Some(rest) = rest else { break };
+            from = rest;
+        }
+        assert!(found.is_sorted_by_key(|(at_ms, _)| *at_ms), "{limit}");
+        let mut keys: Vec<Vec<u8>> = found.into_iter().map(|(_, key)| key).collect();
+        keys.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(keys, wanted, "{limit}");
+    }
+    world.close().await;
+}

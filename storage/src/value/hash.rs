@@ -196,6 +196,23 @@ impl Hash {
         if knows_none && self.may_know_less(now_ms) { Err(Part::Expiries) } else { Ok(()) }
     }
 
+    /// Checks that fields are in memory; asks for no more of them at once than take `most` bytes on average, but
+    /// for one at least.
+    pub fn require_some_of<'a>(
+        &self,
+        names: impl Iterator<Item = &'a [u8]>,
+        most: u64,
+    ) -> Result<(), Part> {
+        self.require(names).map_err(|part| match part {
+            Part::Fields(mut names) => {
+                let at_once = usize::try_from(most / self.mean_bytes()).unwrap_or(usize::MAX);
+                names.truncate(at_once.max(1));
+                Part::Fields(names)
+            }
+            other => other,
+        })
+    }
+
     /// Returns the bytes of a field on average, 1 at least.
     pub(crate) fn mean_bytes(&self) -> u64 {
         (self.fields.whole_bytes() / self.len().max(1)).max(1)
@@ -295,12 +312,12 @@ impl Hash {
     /// bits of the keyed hash of a name. Calls `visit` for about `count` of them, including expired
     /// ones, and returns the next cursor, 0 at the end. A field that exists from the first step to
     /// the last is visited.
-    pub fn scan(
-        &self,
+    pub fn scan<'a>(
+        &'a self,
         cursor: u64,
         count: usize,
         place: impl Fn(&[u8]) -> u64,
-        visit: impl FnMut(&[u8], &Field),
+        visit: impl FnMut(&'a [u8], &'a Field),
     ) -> Result<u64, Part> {
         self.fields.scan(cursor, count, b"", place, visit)
     }

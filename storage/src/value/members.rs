@@ -434,13 +434,13 @@ impl<V: Payload> Members<V> {
     /// hash of a name, the one in its row. Calls `visit` for about `count` of them, and returns the
     /// next cursor, 0 at the end. An element that exists from the first step to the last is
     /// visited. `prefix` precedes the hash in the keys of their rows.
-    pub(crate) fn scan(
-        &self,
+    pub(crate) fn scan<'a>(
+        &'a self,
         cursor: u64,
         count: usize,
         prefix: &[u8],
         place: impl Fn(&[u8]) -> u64,
-        mut visit: impl FnMut(&[u8], &V),
+        mut visit: impl FnMut(&'a [u8], &'a V),
     ) -> Result<u64, Part> {
         let mut cache = self.window.borrow_mut();
         let of_use = |w: &NameWindow| {
@@ -467,12 +467,12 @@ impl<V: Payload> Members<V> {
                 return Ok(*at);
             }
             last = Some(*at);
-            match self.known.get(name) {
-                Some(Some(value)) => {
+            match self.known.get_key_value(name) {
+                Some((name, Some(value))) => {
                     visit(name, value);
                     visited += 1;
                 }
-                Some(None) => {}
+                Some((_, None)) => {}
                 None if self.complete => {}
                 None => {
                     // Dropped from memory since.

@@ -160,12 +160,12 @@ impl Set {
     /// Runs a step of a scan over the members from `cursor` on, ordered by `place`, the upper 48
     /// bits of the keyed hash of a name. Calls `visit` for about `count` of them, and returns the
     /// next cursor, 0 at the end. A member that exists from the first step to the last is visited.
-    pub fn scan(
-        &self,
+    pub fn scan<'a>(
+        &'a self,
         cursor: u64,
         count: usize,
         place: impl Fn(&[u8]) -> u64,
-        mut visit: impl FnMut(&[u8]),
+        mut visit: impl FnMut(&'a [u8]),
     ) -> Result<u64, Part> {
         self.members.scan(cursor, count, b"", place, |name, ()| visit(name))
     }

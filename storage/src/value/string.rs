@@ -316,6 +316,21 @@ impl BigStr {
         }
     }
 
+    /// Drops the chunks that are in the journal from memory. What is no row of the stored value is a
+    /// hole once it was asked for.
+    pub(crate) fn shed(&mut self) {
+        if self.version == 0 || self.dirty.len() >= self.chunks.len() {
+            return;
+        }
+        let mut all = std::mem::take(&mut self.chunks);
+        let dirty = self.dirty.iter().filter_map(|n| Some((*n, all.remove(n)?)));
+        *self.chunks = dirty.collect();
+        self.held = self.chunks.values().map(Vec::len).sum();
+        let behind = self.len.div_ceil(CHUNK as u64) as u32;
+        self.holes_from = self.holes_from.max(behind);
+        self.complete = false;
+    }
+
     fn missing(&self, range: &Range<usize>) -> Option<Part> {
         if self.complete || range.is_empty() {
             return None;

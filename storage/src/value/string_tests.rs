@@ -118,3 +118,69 @@ fn a_string_that_is_set_is_as_new_whatever_it_was() {
         }
     }
 }
+
+/// A stored string, and a model of it: chunks leave memory and come back, between writes and rounds.
+#[test]
+fn chunks_that_leave_memory_come_back_as_they_were() {
+    for seed in 1..20u64 {
+        let mut state = seed * 0x2545_f491_4f6c_dd1d;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % below as u64) as usize
+        };
+        let mut rows: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+        let mut model = vec![1; 3 * CHUNK];
+        let mut big = BigStr::new(&model);
+        for _ in 0..200 {
+            match random(4) {
+                0 => {
+                    big.version = 7;
+                    for n in std::mem::take(&mut big.dirty) {
+                        rows.insert(n, big.chunks[&n].clone());
+                    }
+                }
+                1 => {
+                    let unsealed = big.dirty.len();
+                    big.shed();
+                    assert!(big.version == 0 || big.chunks.len() == unsealed);
+                }
+                _ => {
+                    let (at, len) = (random(12 * CHUNK), random(2 * CHUNK));
+                    supply(&mut big, &rows, |big| big.require_write(at, len));
+                    big.write_at(at, &vec![seed as u8; len]).unwrap();
+                    model.resize(model.len().max(at + len), 0);
+                    model[at..at + len].fill(seed as u8);
+                }
+            }
+            assert_eq!(big.held, big.chunks.values().map(Vec::len).sum::<usize>());
+            let whole = 0..model.len();
+            if random(3) == 0 {
+                supply(&mut big, &rows, |big| big.missing(&whole).map_or(Ok(()), Err));
+                assert_eq!(big.range(whole).unwrap(), model, "seed {seed}");
+            }
+        }
+    }
+}
+
+/// Loads what a string lacks for an access.
+fn supply(
+    big: &mut BigStr,
+    rows: &BTreeMap<u32, Vec<u8>>,
+    access: impl Fn(&BigStr) -> Result<(), Part>,
+) {
+    match access(big) {
+        Ok(()) => {}
+        Err(Part::Chunks(chunks)) => {
+            let row = |n: &u32| rows.get(n).map_or(&[][..], |row| row);
+            chunks.iter().for_each(|n| big.apply_loaded(*n, row(n)));
+        }
+        Err(Part::All) => {
+            rows.iter().for_each(|(n, row)| big.apply_loaded(*n, row));
+            big.complete = true;
+        }
+        Err(other) => panic!("{other:?}"),
+    }
+    access(big).unwrap();
+}

@@ -3,6 +3,8 @@
 //! RESP3 types are replaced in RESP2 as in Valkey: a map is a flat array, a double is a bulk
 //! string, a boolean is an integer.
 
+mod room;
+
 use super::mark::Mark;
 use super::proto::Proto;
 use crate::client_memory::{SMALL, Taken};
@@ -596,5 +598,5 @@ impl Reply {
 }
 
 #[cfg(test)]
-#[path = "reply_tests.rs"]
+#[path = "../reply_tests.rs"]
 mod tests;

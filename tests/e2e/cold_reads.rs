@@ -1,0 +1,136 @@
+//! Reads of data that is not in memory, and of which much more is asked for at once than fits there: they
+//! take turns, and each command gets all of its data.
+
+use super::Server;
+use super::large_replies::{most_beside, refused};
+use redis::cmd;
+use std::io::{BufRead, BufReader, Write};
+use std::thread;
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that pipelines of reads may take beside what the server has: the strings have far more.
+const MOST: u64 = 120 << 20;
+
+/// Returns a server that has none of so many strings in memory. Those of `n` are of the byte `n`.
+fn with_strings(workers: &str, strings: usize, bytes: usize) -> Server {
+    let options = ["--workers", workers, "--shards", "2", "--memory-budget", "64mb"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for n in 0..strings {
+        let set = cmd("SET").arg(name(n)).arg(vec![n as u8; bytes]).exec(&mut client);
+        set.expect("stored");
+    }
+    drop(client);
+    server.stop();
+    server.restart();
+    server
+}
+
+fn name(n: usize) -> String {
+    format!("string:{n}")
+}
+
+/// Sends a GET of each string at once.
+fn ask_for_all(server: &Server, strings: usize) -> std::net::TcpStream {
+    let mut socket = server.socket();
+    let asked: String = (0..strings).map(|n| format!("GET {}\r\n", name(n))).collect();
+    socket.write_all(asked.as_bytes()).expect("sent");
+    socket
+}
+
+/// Reads the values of all strings.
+fn read_all(server: &Server, strings: usize, bytes: usize) {
+    let mut input = BufReader::new(ask_for_all(server, strings));
+    for n in 0..strings {
+        let mut head = String::new();
+        input.read_line(&mut head).expect("a reply");
+        assert_eq!(head, format!("${bytes}\r\n"), "{n}");
+        let mut value = vec![0; bytes + 2];
+        std::io::Read::read_exact(&mut input, &mut value).expect("a value");
+        assert!(value[..bytes].iter().all(|byte| *byte == n as u8), "{n}");
+    }
+}
+
+const LARGE: usize = 5 * MIB;
+
+const MANY: usize = 64;
+
+#[track_caller]
+fn takes_little(workers: &str) {
+    let mut server = with_strings(workers, MANY, LARGE);
+    let taken = most_beside(&server, || read_all(&server, MANY, LARGE));
+    assert!(taken < MOST, "{taken}");
+    // Nobody reads the replies.
+    let taken = most_beside(&server, || {
+        (0..4).for_each(|_| drop(ask_for_all(&server, MANY)));
+        read_all(&server, MANY, LARGE);
+    });
+    assert!(taken < MOST, "closed connections: {taken}");
+    let mut client = server.client();
+    let taken = most_beside(&server, || {
+        refused(&mut client, cmd("MGET").arg((0..MANY).map(name).collect::<Vec<_>>()));
+    });
+    assert!(taken < MOST / 2, "MGET: {taken}");
+    // Reads wait while the server stops.
+    let waiting = ask_for_all(&server, MANY);
+    server.stop();
+    drop(waiting);
+    server.restart();
+    let keys: usize = cmd("DBSIZE").query(&mut server.client()).expect("counted");
+    assert_eq!(keys, MANY);
+}
+
+#[test]
+fn a_pipeline_of_large_strings_takes_the_memory_of_a_few() {
+    takes_little("1");
+}
+
+#[test]
+fn a_pipeline_of_large_strings_of_several_workers_does_so_too() {
+    takes_little("2");
+}
+
+const KEYS: usize = 6;
+
+/// Returns the names of a transaction of a client.
+fn names(client: usize, round: usize, strings: usize) -> Vec<String> {
+    (0..KEYS).map(|n| name((7 * round + n * (client + 1)) % strings)).collect()
+}
+
+/// Transactions and scripts, each of which needs more at once than reads may take, beside pipelines.
+#[test]
+fn a_transaction_gets_all_of_its_keys() {
+    let (strings, bytes) = (40, 600 << 10);
+    let server = &with_strings("2", strings, bytes);
+    thread::scope(|scope| {
+        for client in 0..3 {
+            scope.spawn(move || {
+                let mut connection = server.client();
+                for round in 0..20 {
+                    let keys = names(client, round, strings);
+                    if round % 2 == 0 {
+                        let watched = cmd("WATCH").arg(&keys).exec(&mut connection);
+                        watched.expect("watched");
+                    }
+                    let mut transaction = redis::pipe();
+                    transaction.atomic();
+                    keys.iter().for_each(|key| _ = transaction.cmd("GET").arg(key));
+                    let found: Vec<Vec<u8>> = transaction.query(&mut connection).expect("run");
+                    assert!(found.len() == KEYS && found.iter().all(|it| it.len() == bytes));
+                }
+            });
+        }
+        scope.spawn(move || {
+            let script = "local n = 0 for _, key in ipairs(KEYS) do n = n + #redis.call('GET', key) end return n";
+            let mut connection = server.client();
+            for round in 0..20 {
+                let keys = names(5, round, strings);
+                let found: usize =
+                    cmd("EVAL").arg(script).arg(KEYS).arg(&keys).query(&mut connection).expect("run");
+                assert_eq!(found, KEYS * bytes);
+            }
+        });
+        scope.spawn(move || (0..4).for_each(|_| read_all(server, strings, bytes)));
+    });
+}
