@@ -208,6 +208,8 @@ pub mod error {
     pub const NOT_FLOAT: &str = "ERR value is not a valid float";
     pub const NO_SUCH_KEY: &str = "ERR no such key";
     pub const INDEX_OUT_OF_RANGE: &str = "ERR index out of range";
+    pub const TOO_MUCH_MADE: &str =
+        "OOM the value takes more memory than a command may make (a part of memory-budget)";
     pub const STRING_TOO_LONG: &str =
         "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 
@@ -258,6 +260,12 @@ impl Ctx<'_> {
     pub fn longest_string(&self) -> usize {
         let limit = if self.store.obeys() { LONGEST } else { self.settings.proto_max_bulk_len };
         limit.min(LONGEST)
+    }
+
+    /// Returns how many bytes a value may take that a command makes from fewer. In the stream of a
+    /// primary, any number.
+    pub fn longest_made(&self) -> usize {
+        if self.store.due_ms() == 0 { usize::MAX } else { self.settings.value_max_made }
     }
 
     /// Returns true if this run is to look at a key: a command that has waited for keys of several

@@ -2,7 +2,7 @@
 //! count allows the same element to be drawn repeatedly.
 
 use super::{Stop, int_arg};
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Maximum number of elements that a command draws with repetition; a longer reply would fit in no
 /// client's memory.
@@ -24,4 +24,18 @@ pub(crate) fn draw_count(count: i64) -> Result<usize, Stop> {
         return Err("ERR value is out of range".into());
     }
     Ok(usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX))
+}
+
+/// Writes each of the elements as they are drawn, until there is no room for the reply.
+pub(crate) fn write_each<T>(
+    out: &mut Reply,
+    drawn: impl Iterator<Item = T>,
+    write: impl Fn(&mut Reply, T),
+) {
+    for one in drawn {
+        write(out, one);
+        if out.is_lost() {
+            break;
+        }
+    }
 }

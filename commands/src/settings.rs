@@ -7,6 +7,8 @@ use flagstone_storage::value::AccessCounting;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSettings {
     pub proto_max_bulk_len: usize,
+    /// Bytes of a value that a command makes from fewer: SORT … STORE with GET, RESTORE.
+    pub value_max_made: usize,
     pub hash_max_listpack_entries: usize,
     pub hash_max_listpack_value: usize,
     /// Size of a node. Positive: number of elements. -1 to -5: 4, 8, 16, 32, 64 KiB.
@@ -34,6 +36,7 @@ impl Default for DataSettings {
     fn default() -> Self {
         Self {
             proto_max_bulk_len: 512 << 20,
+            value_max_made: 512 << 20,
             hash_max_listpack_entries: 512,
             hash_max_listpack_value: 64,
             list_max_listpack_size: -2,

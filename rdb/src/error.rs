@@ -9,6 +9,9 @@ pub enum RestoreError {
     BadChecksumOrVersion,
     #[error("ERR Bad data format")]
     BadFormat,
+    /// The object takes more memory than was allowed.
+    #[error("OOM the value takes too much memory")]
+    TooLarge,
     /// A module's value, given as its RDB type.
     #[error("ERR Bad data format")]
     Unsupported(u8),

@@ -16,6 +16,11 @@ pub(crate) trait Input {
     /// Refuses a string of `len` bytes that is too long to hold in memory.
     fn admit(&self, len: u64) -> Result<(), Self::Error>;
 
+    /// Returns how many bytes of memory one string may take when it is decoded.
+    fn most(&self) -> u64 {
+        u64::MAX
+    }
+
     fn byte(&mut self) -> Result<u8, Self::Error> {
         self.array().map(|[byte]| byte)
     }

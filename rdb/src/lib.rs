@@ -53,4 +53,4 @@ pub use object::{
     StreamField, StreamGroup, StreamNode, StreamObject, StreamPending, ZsetForm,
 };
 pub use parts::{Kind, Part, Sink, StreamHead};
-pub use restore::{restore, restore_newer};
+pub use restore::{PART_OVERHEAD, restore, restore_newer, restore_within};

@@ -9,11 +9,18 @@ pub(crate) type Result<T> = std::result::Result<T, RestoreError>;
 /// A position in a payload. Reads never go beyond its end.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
+    /// Bytes that a string may take when it is decoded.
+    most: u64,
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Reader { rest: bytes }
+        Self::within(bytes, u64::MAX)
+    }
+
+    /// Creates a reader whose strings take at most so many bytes each.
+    pub(crate) fn within(bytes: &'a [u8], most: u64) -> Self {
+        Reader { rest: bytes, most }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -46,9 +53,11 @@ impl Input for Reader<'_> {
         self.bytes(len).map(Cow::Borrowed)
     }
 
-    /// Accepts every length, because the client was allowed to send the payload: a compressed
-    /// string expands at most 88 times.
-    fn admit(&self, _len: u64) -> Result<()> {
-        Ok(())
+    fn admit(&self, len: u64) -> Result<()> {
+        if len > self.most { Err(RestoreError::TooLarge) } else { Ok(()) }
+    }
+
+    fn most(&self) -> u64 {
+        self.most
     }
 }

@@ -5,21 +5,21 @@ use crate::parts::{Kind, Part, Sink, StreamHead};
 use crate::reader::{Reader, Result};
 use crate::walk::{kind, walk};
 use crate::{
-    HashField, Object, RestoreError, StreamObject, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX,
-    crc64, object_type::LAST_COMMON,
+    HashField, Object, RestoreError, StreamField, StreamObject, VERSION_FIELD_EXPIRY,
+    VERSION_FOREIGN_MAX, crc64, object_type::LAST_COMMON,
 };
 
 /// Returns the object in `payload`.
 ///
 /// Takes memory in proportion to the payload, whatever lengths it announces: compressed strings
-/// expand at most 88 times.
+/// expand at most 88 times, and small elements take up to 20 times their bytes.
 ///
 /// # Errors
 ///
 /// [`RestoreError`] if the footer is wrong, the object is malformed or empty, has duplicates, bytes
 /// behind it, or is of a type that has no representation here.
 pub fn restore(payload: &[u8]) -> Result<Object> {
-    read(payload, |version| version <= VERSION_FIELD_EXPIRY)
+    restore_within(payload, false, usize::MAX)
 }
 
 /// Returns the object in `payload`, which may also be of a later RDB version of Valkey than the
@@ -29,17 +29,29 @@ pub fn restore(payload: &[u8]) -> Result<Object> {
 ///
 /// As [`restore`].
 pub fn restore_newer(payload: &[u8]) -> Result<Object> {
-    read(payload, |version| version <= VERSION_FIELD_EXPIRY || version > VERSION_FOREIGN_MAX)
+    restore_within(payload, true, usize::MAX)
 }
 
-fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
+/// Bytes that each part of an object (an element, a name, a value) takes beside its own.
+pub const PART_OVERHEAD: usize = 24;
+
+/// Returns the object in `payload`, as [`restore`] does or, with `newer`, as [`restore_newer`], if it
+/// takes at most `more` bytes more than the payload.
+///
+/// # Errors
+///
+/// As [`restore`]; [`RestoreError::TooLarge`].
+pub fn restore_within(payload: &[u8], newer: bool, more: usize) -> Result<Object> {
+    let is_known =
+        |version| version <= VERSION_FIELD_EXPIRY || (newer && version > VERSION_FOREIGN_MAX);
     let (object, version) = object_bytes(payload, is_known)?;
-    let mut reader = Reader::new(object);
+    let most = payload.len().saturating_add(more);
+    let mut reader = Reader::within(object, most as u64);
     let object_type = reader.byte()?;
     if version > VERSION_FOREIGN_MAX && object_type > LAST_COMMON {
         return Err(RestoreError::BadFormat);
     }
-    let mut collector = Collector::new(object_type)?;
+    let mut collector = Collector { left: most, ..Collector::new(object_type)? };
     walk::<RestoreError, _, _>(object_type, &mut reader, &mut collector)?;
     let object = collector.finish();
     if !reader.is_empty() || object.is_empty() {
@@ -86,6 +98,8 @@ impl Object {
 /// Assembles an object from its parts.
 pub(crate) struct Collector {
     object: Object,
+    /// Bytes that it may still take.
+    left: usize,
 }
 
 impl Collector {
@@ -105,7 +119,7 @@ impl Collector {
                 groups: Vec::new(),
             })),
         };
-        Ok(Collector { object })
+        Ok(Collector { object, left: usize::MAX })
     }
 
     pub(crate) fn finish(self) -> Object {
@@ -117,6 +131,7 @@ impl Sink for Collector {
     type Error = RestoreError;
 
     fn part(&mut self, part: Part<'_>) -> Result<()> {
+        self.left = self.left.checked_sub(memory(&part)).ok_or(RestoreError::TooLarge)?;
         match (&mut self.object, part) {
             (Object::String(string), Part::Text(text)) => string.extend_from_slice(text),
             (Object::List(elements), Part::Element(element)) => elements.push(element.into_owned()),
@@ -138,6 +153,36 @@ impl Sink for Collector {
             _ => return Err(RestoreError::BadFormat),
         }
         Ok(())
+    }
+}
+
+/// Returns the approximate bytes of memory that a part takes.
+fn memory(part: &Part<'_>) -> usize {
+    let text = |len: usize| PART_OVERHEAD + len;
+    match part {
+        Part::Text(text) => text.len(),
+        Part::Element(element) => text(element.len()),
+        Part::Scored(member, _) => text(member.len()) + size_of::<f64>(),
+        Part::Field(name, value, expiry) => {
+            text(name.len()) + text(value.len()) + size_of_val(expiry)
+        }
+        Part::Node(node) => {
+            let names: usize = node.names.iter().map(|name| text(name.len())).sum();
+            let field = |(name, value): &StreamField| {
+                text(name.as_ref().map_or(0, Vec::len)) + text(value.len())
+            };
+            let entries = node
+                .entries
+                .iter()
+                .map(|entry| size_of_val(entry) + entry.1.iter().map(field).sum::<usize>());
+            names + entries.sum::<usize>()
+        }
+        Part::Head(_) => 0,
+        Part::Group(group) => {
+            let consumers = group.consumers.iter();
+            let consumers = consumers.map(|one| size_of_val(one) + one.name.len());
+            text(group.name.len()) + size_of_val(&group.pending[..]) + consumers.sum::<usize>()
+        }
     }
 }
 

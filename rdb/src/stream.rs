@@ -7,7 +7,7 @@
 //! values), and the number of all these elements. Format: `rdb.c` and `t_stream.c` of Valkey 8.1.1.
 
 use crate::input::Input;
-use crate::listpack::{self, Element, Listpack};
+use crate::listpack::{self, Element, Listpack, ListpackIter, Packed};
 use crate::parts::{Part, Sink, StreamHead};
 use crate::reader::Result;
 use crate::writer::Writer;
@@ -91,7 +91,8 @@ where
     let mut order = Order::default();
     for _ in 0..input.len()? {
         let first = node_id(&input.string()?)?;
-        let node = unpack(first, &input.string()?)?;
+        let most = input.most();
+        let node = unpack(first, &input.string()?, most)?;
         order.add(&node)?;
         sink.part(Part::Node(node))?;
     }
@@ -169,8 +170,26 @@ impl Elements<'_> {
     }
 }
 
-/// Decodes the node of a listpack.
-fn unpack(first: EntryId, listpack: &[u8]) -> Result<StreamNode> {
+/// Memory in bytes that an element of a node takes while the node is decoded.
+const ELEMENT_MEMORY: u64 = 96;
+
+/// Checks that the elements of a listpack take at most `most` bytes when they are decoded.
+fn admit_elements(listpack: &[u8], most: u64) -> Result<()> {
+    // An element has two bytes.
+    if (listpack.len() as u64).saturating_mul(ELEMENT_MEMORY / 2) <= most {
+        return Ok(());
+    }
+    let mut elements = ListpackIter::new(listpack)?;
+    let mut left = most / ELEMENT_MEMORY;
+    while elements.element()?.is_some() {
+        left = left.checked_sub(1).ok_or(RestoreError::TooLarge)?;
+    }
+    Ok(())
+}
+
+/// Decodes the node of a listpack, if that takes at most `most` bytes.
+fn unpack(first: EntryId, listpack: &[u8], most: u64) -> Result<StreamNode> {
+    admit_elements(listpack, most)?;
     let mut elements = Elements(listpack::elements(listpack)?.into_iter());
     let (count, deleted) = (elements.count()?, elements.count()?);
     let names = elements.count()?;

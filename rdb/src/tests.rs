@@ -540,3 +540,35 @@ proptest! {
         let _ = restore(&payload(&object, 12));
     }
 }
+
+#[test]
+fn small_payloads_of_large_objects_are_refused_beyond_a_limit() {
+    const COUNT: u64 = 200_000;
+    let digits = || vec![b"1".to_vec(); COUNT as usize];
+    let names = || (0..COUNT).map(|n| n.to_string().into_bytes());
+    let entries = (1..=COUNT).map(|n| ((n, 0), vec![(Some(b"a".to_vec()), b"b".to_vec())], false));
+    let node = StreamNode { first: (1, 0), names: Vec::new(), entries: entries.collect() };
+    let stream = StreamObject {
+        nodes: vec![node],
+        last_id: (COUNT, 0),
+        first_id: (1, 0),
+        max_deleted_id: (0, 0),
+        entries_added: COUNT,
+        groups: Vec::new(),
+    };
+    let field = |name| HashField { name, value: Vec::new(), expire_at_ms: None };
+    for object in [
+        Object::String(vec![b'a'; 5_000_000]),
+        Object::List(digits()),
+        Object::Set(SetForm::Table, names().collect()),
+        Object::Zset(ZsetForm::Skiplist, names().map(|name| (name, 0.0)).collect()),
+        Object::Hash(names().map(field).collect()),
+        Object::Stream(Box::new(stream)),
+    ] {
+        let payload = dump(&object, &Limits::default());
+        assert!(payload.len() < 4_000_000, "{}", payload.len());
+        assert_eq!(restore_within(&payload, false, 1 << 20), Err(RestoreError::TooLarge));
+        assert_eq!(restore_within(&payload, false, 512 << 20).as_ref(), Ok(&object));
+        assert_eq!(restore(&payload).as_ref(), Ok(&object));
+    }
+}

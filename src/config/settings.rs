@@ -194,7 +194,7 @@ settings! {
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));
     /// `None`: the number of an existing data directory, or the default of a new one.
     shards: Option<u32> = |v, _| v.unless_auto("shards");
-    memory_budget: u64 = |v, m| v.unless_auto("memory-budget").unwrap_or(m.memory_bytes / 2);
+    memory_budget: u64 = memory_budget;
     /// `None`: a share of the memory budget.
     block_cache_size: Option<u64> = |v, _| v.unless_auto("block-cache-size");
     accept_mode: AcceptMode = |v, _| v.choice("accept-mode");
@@ -259,7 +259,7 @@ settings! {
 
     // Data set.
     /// The settings that commands on keys read.
-    data: DataSettings = |v, _| data_settings(v);
+    data: DataSettings = |v, m| data_settings(v, memory_budget(v, m));
     /// A cluster has one database.
     databases: u32 = |v, _| if v.flag("cluster-enabled") { 1 } else { v.number("databases") };
     /// Zero: no limit.
@@ -393,11 +393,22 @@ impl MaxmemoryPolicy {
     }
 }
 
-fn data_settings(values: &Values) -> DataSettings {
+/// Part of the memory budget that a value may take which a command makes from fewer bytes, and the least
+/// number of bytes that it may take.
+const MADE_PART: u64 = 4;
+const MADE_MIN: u64 = 64 << 20;
+
+fn memory_budget(values: &Values, machine: Machine) -> u64 {
+    values.unless_auto("memory-budget").unwrap_or(machine.memory_bytes / 2)
+}
+
+fn data_settings(values: &Values, memory_budget: u64) -> DataSettings {
     let policy: MaxmemoryPolicy = values.choice("maxmemory-policy");
     let version_check: RdbVersionCheck = values.choice("rdb-version-check");
+    let made = (memory_budget / MADE_PART).max(MADE_MIN);
     DataSettings {
         proto_max_bulk_len: values.number("proto-max-bulk-len"),
+        value_max_made: usize::try_from(made).unwrap_or(usize::MAX),
         hash_max_listpack_entries: values.number("hash-max-listpack-entries"),
         hash_max_listpack_value: values.number("hash-max-listpack-value"),
         list_max_listpack_size: values.number("list-max-listpack-size"),

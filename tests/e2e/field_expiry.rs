@@ -151,3 +151,59 @@ fn a_key_whose_fields_have_all_expired_keeps_its_own_expiry_on_replicas_too() {
     let exists = |client: &mut Connection| contents(client, 0).len();
     assert_eq!(exists(&mut client), exists(&mut behind));
 }
+
+/// A replica has fields that have expired until its primary says that they go.
+#[test]
+fn replicas_have_the_result_of_commands_that_meet_expired_fields_or_keep_expiries() {
+    let server = Server::start(&[&TWO[..], &["--enable-debug-command", "yes"]].concat());
+    let of = ["--replicaof", &format!("127.0.0.1 {}", server.port())];
+    let replica = Server::start(&[&TWO[..], &of].concat());
+    let (mut client, mut behind) = (server.client(), replica.client());
+    caught_up(&mut client, &mut behind);
+    run(&mut client, "DEBUG SET-ACTIVE-EXPIRE 0");
+    run(&mut client, "SADD s 1 2 3");
+    for n in 1..=3 {
+        run(&mut client, &format!("HSET h_{n} weight {n} text text{n}"));
+    }
+    run(&mut client, "HSETEX h_3 PX 20 FIELDS 2 weight 9 text gone");
+    run(&mut client, "HSET dumped stays 1");
+    set_for(&mut client, "dumped", 0, 20);
+    let payload: Vec<u8> = cmd("DUMP").arg("dumped").query(&mut client).expect("a payload");
+    run(&mut client, "HSET counts n 1 m 1 f 1");
+    run(&mut client, "HPEXPIREAT counts 4000000000000 FIELDS 2 n f");
+    std::thread::sleep(Duration::from_millis(30));
+    run(&mut client, "SORT s BY h_*->weight STORE by");
+    run(&mut client, "SORT s GET h_*->text STORE get");
+    run(&mut client, "RPUSH none x");
+    run(&mut client, "SORT s BY h_*->weight LIMIT 7 1 STORE none");
+    let restore = |key: &str| cmd("RESTORE").arg(key).arg(0).arg(&payload).to_owned();
+    restore("restored").exec(&mut client).expect("restored");
+    run(&mut client, "HINCRBYFLOAT counts f 1.5");
+    run(&mut client, "HINCRBYFLOAT counts m 1.5");
+    run(&mut client, "HINCRBY counts n 1");
+    caught_up(&mut client, &mut behind);
+    let of = |client: &mut Connection| {
+        let list = |client: &mut Connection, key| -> Vec<String> {
+            client.lrange(key, 0, -1).expect("elements")
+        };
+        let lists = [list(client, "by"), list(client, "get")];
+        let times: Vec<i64> = cmd("HPEXPIRETIME")
+            .arg(&["counts", "FIELDS", "3", "n", "m", "f"])
+            .query(client)
+            .expect("times");
+        let fields: Vec<String> =
+            cmd("HMGET").arg(&["counts", "n", "m", "f"]).query(client).expect("values");
+        (lists, times, fields, client.hlen::<_, u64>("restored"), client.exists::<_, u64>("none"))
+    };
+    let text = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+    let far = 4_000_000_000_000;
+    let expected = (
+        [text(&["3", "1", "2"]), text(&["text1", "text2", ""])],
+        vec![far, -1, far],
+        text(&["2", "2.5", "2.5"]),
+        Ok(1),
+        Ok(0),
+    );
+    assert_eq!(of(&mut client), expected);
+    assert_eq!(of(&mut behind), expected);
+}

@@ -56,6 +56,26 @@ fn scans_and_counts_are_exact_hot_pending_and_cold() {
 }
 
 #[test]
+fn scan_answers_before_it_has_gathered_very_many_names() {
+    const KEYS: usize = 3000;
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    let want: HashSet<String> = (0..KEYS).map(|n| format!("{n:01000}")).collect();
+    for key in &want {
+        let () = client.set(key, 1).expect("stored");
+    }
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(0).arg("COUNT").arg(1_000_000);
+    let (next, keys): (u64, Vec<String>) = scan.query(&mut client).expect("a page");
+    assert!(next != 0 && (1000..KEYS).contains(&keys.len()), "{next} {}", keys.len());
+    assert_eq!(scan_all(&mut client, 1_000_000), want);
+    // Names that are left out are not counted.
+    scan.arg("MATCH").arg("*7");
+    let (next, keys): (u64, Vec<String>) = scan.query(&mut client).expect("all");
+    assert_eq!((next, keys.len()), (0, KEYS / 10));
+}
+
+#[test]
 fn expired_keys_go_by_themselves() {
     let mut server = Server::start(&["--workers", "2", "--shards", "2"]);
     let mut client = server.client();

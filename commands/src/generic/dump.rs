@@ -6,7 +6,9 @@ use crate::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
     set, stream, zset,
 };
-use flagstone_rdb::{self as rdb, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
+use flagstone_rdb::{
+    self as rdb, HashField, Limits, NodeLimit, Object, RestoreError, SetForm, ZsetForm,
+};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
@@ -147,13 +149,17 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err("ERR Invalid TTL value, must be >= 0".into());
     }
     let now_ms = cx.now_ms();
-    let read = if cx.settings.rdb_newer_versions { rdb::restore_newer } else { rdb::restore };
-    let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
+    let mut object = restored_object(cx, arg(args, 3)?)?;
+    let due_ms = cx.due_ms();
+    if let Object::Hash(fields) = &mut object {
+        // Replicas must not get them either: they would show them until this server says more.
+        fields.retain(|field| field.expire_at_ms.is_none_or(|at| at > due_ms));
+    }
     let payload = cx.is_heard().then(|| {
         let compression = cx.settings.rdbcompression;
         rdb::dump(&object, &Limits { compression, old_types: true, ..Limits::default() })
     });
-    let value = value_of(object, cx.settings, cx.due_ms());
+    let value = value_of(object, cx.settings);
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
         (at, true) => at,
@@ -194,26 +200,32 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the value of an object; absent for a hash whose fields have all expired.
-fn value_of(object: Object, settings: &DataSettings, now_ms: u64) -> Value {
+/// Returns the object in a payload, unless it takes too much memory.
+fn restored_object(cx: &Ctx<'_>, payload: &[u8]) -> Result<Object, Stop> {
+    let newer = cx.settings.rdb_newer_versions;
+    rdb::restore_within(payload, newer, cx.longest_made()).map_err(|refusal| match refusal {
+        RestoreError::TooLarge => error::TOO_MUCH_MADE.into(),
+        other => other.to_string().into(),
+    })
+}
+
+/// Returns the value of an object; absent for a hash without fields.
+fn value_of(object: Object, settings: &DataSettings) -> Value {
     match object {
         Object::String(bytes) => Value::Str(Str::new(&bytes)),
-        Object::Hash(fields) => hash_of(fields, settings, now_ms),
+        Object::Hash(fields) => hash_of(fields, settings),
         Object::Set(form, members) => set::restored(form, &members, settings).into_value(),
-        Object::List(elements) => list_of(&elements, settings),
+        Object::List(elements) => list_of(elements.iter(), settings),
         Object::Zset(form, members) => zset::restored(form, &members, settings).into_value(),
         Object::Stream(object) => stream::restore::restored(&object).into_value(),
     }
 }
 
-fn hash_of(fields: Vec<HashField>, settings: &DataSettings, now_ms: u64) -> Value {
+fn hash_of(fields: Vec<HashField>, settings: &DataSettings) -> Value {
     let max_len = settings.hash_max_listpack_value;
     let mut hash = Hash::new();
     let mut fits = fields.len() <= settings.hash_max_listpack_entries;
     for field in fields {
-        if field.expire_at_ms.is_some_and(|at| at <= now_ms) {
-            continue;
-        }
         fits &= field.name.len() <= max_len && field.value.len() <= max_len;
         hash.set(&field.name, &field.value, field.expire_at_ms.unwrap_or(0));
     }
@@ -224,11 +236,14 @@ fn hash_of(fields: Vec<HashField>, settings: &DataSettings, now_ms: u64) -> Valu
 }
 
 /// Returns a list of these elements.
-pub(super) fn list_of(elements: &[Vec<u8>], settings: &DataSettings) -> Value {
+pub(super) fn list_of(
+    elements: impl Iterator<Item = impl AsRef<[u8]>>,
+    settings: &DataSettings,
+) -> Value {
     let limit = NodeLimit::new(settings.list_max_listpack_size);
     let mut list = List::new();
-    elements.iter().for_each(|element| list.push(element, false));
-    let fits = list.listpack_bytes() <= limit.bytes as u64 && elements.len() <= limit.count;
+    elements.for_each(|element| list.push(element.as_ref(), false));
+    let fits = list.listpack_bytes() <= limit.bytes as u64 && list.len() <= limit.count as u64;
     list.set_quicklist(!fits);
     Value::List(Box::new(list))
 }

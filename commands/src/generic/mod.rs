@@ -6,6 +6,7 @@ mod key;
 mod object;
 mod relocate;
 mod sort;
+mod sort_values;
 
 use super::{Ctx, ErrorText, Stop};
 use flagstone_storage::Entry;

@@ -2,15 +2,17 @@
 //! found while the command runs.
 
 use super::dump::list_of;
+use super::sort_values::{Pattern, SortMisses, SortText, SortValues, c_string};
 use crate::{
-    Ctx, Find, KeySpec, Misses, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word,
-    key,
+    Ctx, Find, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
+    string,
 };
-use flagstone_storage::encoding::MAX_KEY;
+use flagstone_rdb::PART_OVERHEAD;
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{List, Value, Zset};
+use flagstone_storage::words::NAMES_AT_ONCE;
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
@@ -130,70 +132,6 @@ fn pattern_slot(pattern: &[u8]) -> Option<u16> {
     (special.is_none() || has_tag().is_some()).then(|| slot_of(fixed))
 }
 
-/// A pattern of BY or GET.
-enum Pattern<'a> {
-    /// `#`: the element itself.
-    Element,
-    /// A pattern without `*`: no value.
-    Nothing,
-    /// A key, made by replacing the first `*` with the element; the value is the key's string, or a
-    /// field of its hash.
-    Key { before: &'a [u8], after: &'a [u8], field: Option<&'a [u8]> },
-}
-
-impl<'a> Pattern<'a> {
-    fn new(text: &'a [u8]) -> Self {
-        if text == b"#" {
-            return Self::Element;
-        }
-        let Some(star) = c_string(text).iter().position(|&byte| byte == b'*') else {
-            return Self::Nothing;
-        };
-        let (before, after) = (&text[..star], &text[star + 1..]);
-        let arrow = c_string(after).windows(2).position(|pair| pair == b"->");
-        match arrow.map(|arrow| after.split_at(arrow)) {
-            Some((after, field)) if !c_string(&field[2..]).is_empty() => {
-                Self::Key { before, after, field: Some(&field[2..]) }
-            }
-            _ => Self::Key { before, after, field: None },
-        }
-    }
-
-    /// Returns the pattern's value for an element. Missing data is recorded.
-    fn apply(
-        &self,
-        cx: &mut Ctx<'_>,
-        element: &[u8],
-        misses: &mut Misses,
-    ) -> Result<Option<Vec<u8>>, Stop> {
-        let (before, after, field) = match *self {
-            Self::Element => return Ok(Some(element.to_vec())),
-            Self::Nothing => return Ok(None),
-            Self::Key { before, after, field } => (before, after, field),
-        };
-        let key = [before, element, after].concat();
-        // A key of that length cannot exist.
-        if key.len() > MAX_KEY {
-            return Ok(None);
-        }
-        let (db, due_ms) = (cx.db, cx.due_ms());
-        let Some(entry) = misses.note(cx.store.entry(db, &key))? else { return Ok(None) };
-        let found = match (&entry.value, field) {
-            (Value::Str(string), None) => string.whole().map(|text| Some(text.into_owned())),
-            (Value::Hash(hash), Some(field)) => {
-                hash.get(field, due_ms).map(|field| field.map(|field| field.value.to_vec()))
-            }
-            _ => return Ok(None),
-        };
-        misses.note(found.or_load(db, &key))
-    }
-}
-
-/// Returns the text before the first zero byte: the reference treats these texts as C strings.
-fn c_string(text: &[u8]) -> &[u8] {
-    crate::until_zero_byte(text)
-}
-
 /// Returns the elements of a key, and the positions to select from them. Of a list or sorted set
 /// that keeps its order (BY nosort), only the selected elements are returned.
 fn elements(
@@ -253,27 +191,29 @@ fn zset_range(zset: &Zset, options: &SortOptions<'_>) -> Result<Vec<Vec<u8>>, Pa
 }
 
 /// The sort key of an element.
-enum Weight {
+enum Weight<'s> {
     Score(f64),
     /// BY with ALPHA: the text, `None` if the pattern finds none.
-    Text(Option<Vec<u8>>),
+    Text(Option<SortText<'s>>),
     /// The element itself, as text.
     Element,
 }
 
+/// Returns the sort key of an element. Missing data is recorded, and a text is only found: it is read
+/// in the store once all are there.
 fn weigh(
     cx: &mut Ctx<'_>,
     element: &[u8],
     options: &SortOptions<'_>,
-    misses: &mut Misses,
-) -> Result<Result<Weight, NotANumber>, Stop> {
+    misses: &mut SortMisses,
+) -> Result<Result<Weight<'static>, NotANumber>, Stop> {
     let Some(pattern) = &options.by else {
         return Ok(if options.alpha { Ok(Weight::Element) } else { score(element) });
     };
-    let text = pattern.apply(cx, element, misses)?;
+    let text = pattern.find(cx, element, misses)?;
     Ok(match text {
-        text if options.alpha => Ok(Weight::Text(text)),
-        Some(text) => score(&text),
+        _ if options.alpha => Ok(Weight::Text(None)),
+        Some(text) => score(&text.whole()),
         None => Ok(Weight::Score(0.0)),
     })
 }
@@ -283,7 +223,7 @@ struct NotANumber;
 
 /// Parses a number like C's `strtod`: skips leading spaces, stops at a zero byte. An empty text is
 /// 0; a subnormal number is refused.
-fn score(text: &[u8]) -> Result<Weight, NotANumber> {
+fn score(text: &[u8]) -> Result<Weight<'static>, NotANumber> {
     let text = c_string(text);
     if text.is_empty() {
         return Ok(Weight::Score(0.0));
@@ -296,33 +236,30 @@ fn score(text: &[u8]) -> Result<Weight, NotANumber> {
 
 /// Compares two elements with their weights. Unless the result is stored, the reference compares
 /// texts as C strings.
-fn compare(a: &(Weight, Vec<u8>), b: &(Weight, Vec<u8>), stored: bool) -> Ordering {
-    fn text(text: &[u8], whole: bool) -> &[u8] {
-        if whole { text } else { c_string(text) }
-    }
-    match (&a.0, &b.0) {
+fn compare(a: (&Weight<'_>, &[u8]), b: (&Weight<'_>, &[u8]), stored: bool) -> Ordering {
+    let bytes = |text| SortText::Bytes(text);
+    match (a.0, b.0) {
         (Weight::Score(x), Weight::Score(y)) => {
-            x.partial_cmp(y).unwrap_or(Ordering::Equal).then_with(|| a.1.cmp(&b.1))
+            x.partial_cmp(y).unwrap_or(Ordering::Equal).then_with(|| a.1.cmp(b.1))
         }
-        (Weight::Text(x), Weight::Text(y)) => {
-            x.as_deref().map(|x| text(x, stored)).cmp(&y.as_deref().map(|y| text(y, stored)))
-        }
-        _ => text(&a.1, stored).cmp(text(&b.1, stored)),
+        (Weight::Text(Some(x)), Weight::Text(Some(y))) => x.compare(y, stored),
+        (Weight::Text(x), Weight::Text(y)) => x.is_some().cmp(&y.is_some()),
+        _ => bytes(a.1).compare(&bytes(b.1), stored),
     }
 }
 
 /// Sorts the elements as the options demand.
 fn sort(
     cx: &mut Ctx<'_>,
-    elements: Vec<Vec<u8>>,
+    mut elements: Vec<Vec<u8>>,
     options: &SortOptions<'_>,
+    misses: &mut SortMisses,
 ) -> Result<Vec<Vec<u8>>, Stop> {
-    let mut misses = Misses::default();
-    let mut weighed = Vec::with_capacity(elements.len());
+    let mut weights = Vec::with_capacity(elements.len());
     let mut all_numbers = true;
-    for element in elements {
-        match weigh(cx, &element, options, &mut misses)? {
-            Ok(weight) => weighed.push((weight, element)),
+    for element in &elements {
+        match weigh(cx, element, options, misses)? {
+            Ok(weight) => weights.push(weight),
             Err(NotANumber) => all_numbers = false,
         }
     }
@@ -330,46 +267,43 @@ fn sort(
     if !all_numbers {
         return Err("ERR One or more scores can't be converted into double".into());
     }
-    weighed.sort_by(|a, b| {
-        let order = compare(a, b, options.store.is_some());
+    let mut order: Vec<usize> = (0..elements.len()).collect();
+    let (values, stored) = (SortValues::of(cx.store, cx.db), options.store.is_some());
+    let mut weights: Vec<Weight<'_>> = weights;
+    if let Some(pattern) = options.by.as_ref().filter(|_| options.alpha) {
+        weights.clear();
+        weights.extend(elements.iter().map(|one| Weight::Text(values.value(pattern, one))));
+    }
+    order.sort_by(|&a, &b| {
+        let (x, y) = ((&weights[a], &elements[a][..]), (&weights[b], &elements[b][..]));
+        let order = compare(x, y, stored);
         if options.desc { order.reverse() } else { order }
     });
-    Ok(weighed.into_iter().map(|(_, element)| element).collect())
+    drop(weights);
+    Ok(order.into_iter().map(|at| std::mem::take(&mut elements[at])).collect())
 }
 
-/// Returns the values of the GET patterns for the elements; without GET the elements themselves.
-fn get_values(
-    cx: &mut Ctx<'_>,
-    elements: Vec<Vec<u8>>,
-    options: &SortOptions<'_>,
-) -> Result<Vec<Option<Vec<u8>>>, Stop> {
-    if options.get.is_empty() {
-        return Ok(elements.into_iter().map(Some).collect());
-    }
-    let mut misses = Misses::default();
-    let mut found = Vec::with_capacity(elements.len() * options.get.len());
-    for element in &elements {
-        for pattern in &options.get {
-            found.push(pattern.apply(cx, element, &mut misses)?);
-        }
-    }
-    misses.check()?;
-    Ok(found)
-}
-
-/// Returns the values to reply with or to store.
-fn sorted_values(
+/// Returns the elements that are selected, in order. The values of the GET patterns for them are in
+/// memory then.
+fn selected(
     cx: &mut Ctx<'_>,
     name: &[u8],
     options: &mut SortOptions<'_>,
-) -> Result<Vec<Option<Vec<u8>>>, Stop> {
+    misses: &mut SortMisses,
+) -> Result<Vec<Vec<u8>>, Stop> {
     let (mut elements, window) = elements(cx, name, options)?;
     if !options.nosort {
-        elements = sort(cx, elements, options)?;
+        elements = sort(cx, elements, options, misses)?;
     }
     elements.truncate(window.end);
     elements.drain(..window.start);
-    get_values(cx, elements, options)
+    for element in &elements {
+        for pattern in &options.get {
+            pattern.find(cx, element, misses)?;
+        }
+    }
+    misses.check()?;
+    Ok(elements)
 }
 
 /// Makes a sorted set that was sorted a skiplist, as the reference does; OBJECT ENCODING and the
@@ -386,31 +320,75 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let cluster = cx.settings.cluster_enabled;
     let mut options = SortOptions::parse(args, read_only, cx.reads_all, cluster)?;
     let name = arg(args, 1)?;
-    let found = sorted_values(cx, name, &mut options);
+    let mut misses = SortMisses::default();
+    let found = selected(cx, name, &mut options, &mut misses);
     if let (Some(target), Ok(_)) = (options.store, &found) {
         cx.store.peek(cx.db, target)?;
     }
     if !matches!(found, Err(Stop::Miss(_))) {
         make_skiplist(cx, name);
     }
-    let found = found?;
+    let elements = found?;
     if let Some(target) = options.store {
-        return store(cx, target, found);
+        return store(cx, target, &elements, &options, misses.met_expired());
     }
-    cx.out.array(found.len());
-    for value in &found {
-        cx.out.bulk_or_null(value.as_deref());
+    let count = elements.len() * options.get.len().max(1);
+    let (values, out) = (SortValues::of(cx.store, cx.db), &mut *cx.out);
+    out.array(count);
+    for value in values.all(&elements, &options.get) {
+        match &value {
+            Some(SortText::Big(text)) => string::bulk(out, text).or_load(cx.db, name)?,
+            Some(text) => out.bulk(&text.whole()),
+            None => out.null(),
+        }
+        if out.is_lost() {
+            break;
+        }
     }
     Ok(())
 }
 
 /// Stores the values as a list, missing ones as empty elements; without values the key is deleted.
-fn store(cx: &mut Ctx<'_>, target: &[u8], found: Vec<Option<Vec<u8>>>) -> Outcome {
-    let count = found.len();
-    let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
-    let value = list_of(&elements, cx.settings);
-    cx.out.count(count);
-    Ok(cx.put_result(target, value, NotifyFlags::LIST, "sortstore")?)
+fn store(
+    cx: &mut Ctx<'_>,
+    target: &[u8],
+    elements: &[Vec<u8>],
+    options: &SortOptions<'_>,
+    met_expired: bool,
+) -> Outcome {
+    let values = SortValues::of(cx.store, cx.db).all(elements, &options.get);
+    if !options.get.is_empty() {
+        let mut left = cx.longest_made();
+        for value in values.clone() {
+            let bytes = PART_OVERHEAD + value.map_or(0, |text| text.len());
+            left = left.checked_sub(bytes).ok_or(error::TOO_MUCH_MADE)?;
+        }
+    }
+    let list = list_of(values.map(SortText::stored), cx.settings);
+    cx.out.count(elements.len() * options.get.len().max(1));
+    if met_expired && cx.is_heard() {
+        say_list(cx, target, &list)?;
+    }
+    Ok(cx.put_result(target, list, NotifyFlags::LIST, "sortstore")?)
+}
+
+/// Says the stored list itself: replicas do not know that a field has expired which it would depend
+/// on there.
+fn say_list(cx: &mut Ctx<'_>, target: &[u8], list: &Value) -> Outcome {
+    cx.say(&[b"DEL", target]);
+    let Value::List(list) = list else { return Ok(()) };
+    let mut words: Vec<&[u8]> = vec![b"RPUSH", target];
+    for element in list.range(0, list.len(), false).or_load(cx.db, target)? {
+        if words.len() == NAMES_AT_ONCE {
+            cx.say(&words);
+            words.truncate(2);
+        }
+        words.push(element);
+    }
+    if words.len() > 2 {
+        cx.say(&words);
+    }
+    Ok(())
 }
 
 /// `SORT key [BY pattern] [LIMIT offset count] [GET pattern …] [ASC|DESC] [ALPHA] [STORE

@@ -166,3 +166,49 @@ fn keys_that_are_missing_are_asked_for_at_once() {
     assert_eq!(needs.len(), 1000);
     assert!(!store.is_dirty());
 }
+
+/// Copied for each element, the values would take 100 GB.
+#[test]
+fn elements_with_one_large_value_do_not_copy_it() {
+    const LEN: usize = 1 << 20;
+    let mut store = store(false);
+    let elements = vec!["a"; 100_000].join(" ");
+    run(&mut store, &format!("rpush l {elements} b"));
+    run(&mut store, &format!("set w_a {}", "x".repeat(LEN)));
+    run(&mut store, &format!("set w_b {}w", "x".repeat(LEN - 1)));
+    assert_eq!(run(&mut store, "sort l by w_* alpha limit 0 2"), "b a");
+    assert_eq!(run(&mut store, "sort l by w_* alpha desc limit 99999 2"), "a b");
+    let refusal =
+        "OOM the value takes more memory than a command may make (a part of memory-budget)";
+    assert_eq!(run(&mut store, "sort l by nosort get w_* store t"), refusal);
+    assert_eq!(run(&mut store, "exists t"), ":0");
+    // The elements themselves take no more than they did.
+    assert_eq!(run(&mut store, "sort l alpha store t"), ":100001");
+    assert_eq!(run(&mut store, "sort l by w_* alpha limit 0 2 get # get w_* store t"), ":4");
+    assert_eq!(run(&mut store, "sort t by nosort limit 2 1"), "a");
+    assert_eq!(run(&mut store, "sort t by nosort limit 1 1").len(), LEN);
+}
+
+#[test]
+fn large_texts_are_compared_as_their_bytes_are() {
+    use super::SortText;
+    use flagstone_storage::value::Str;
+    let mut texts = vec![Vec::new(), b"a".to_vec(), b"7".to_vec(), b"a\0b".to_vec()];
+    for len in [16_383, 16_384, 16_385, 32_768, 40_000] {
+        for (at, byte) in [(0, b'b'), (len - 1, b'b'), (len - 1, 0), (16_000, 0), (len / 2, b'c')] {
+            let mut text = vec![b'a'; len];
+            text[at] = byte;
+            texts.push(text);
+        }
+    }
+    let strings: Vec<Str> = texts.iter().map(|text| Str::new(text)).collect();
+    let c_string = |text: &[u8]| text.split(|&byte| byte == 0).next().unwrap().to_vec();
+    for (x, a) in texts.iter().zip(&strings) {
+        for (y, b) in texts.iter().zip(&strings) {
+            let (a, b) = (SortText::of(a), SortText::of(b));
+            assert_eq!(a.compare(&b, true), x.cmp(y));
+            assert_eq!(a.compare(&b, false), c_string(x).cmp(&c_string(y)));
+            assert_eq!(a.compare(&SortText::Bytes(y), true), x.cmp(y));
+        }
+    }
+}

@@ -4,8 +4,8 @@ use super::{READS, key_arg};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
-use flagstone_storage::value::{Hash, Typed};
-use flagstone_wire::resp::Args;
+use flagstone_storage::value::{Field, Hash, Typed};
+use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
 
 /// Returns the hash of a key without its expired fields; `None` if the key does not exist.
@@ -35,10 +35,10 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if args.len() == 2 {
         let live = live_hash(cx.store, cx.db, key)?;
         let drawn = match &live {
-            Some(hash) => hash.draw(1).or_load(cx.db, key)?,
-            None => Vec::new(),
+            Some(hash) => hash.draw(1).or_load(cx.db, key)?.next(),
+            None => None,
         };
-        cx.out.bulk_or_null(drawn.first().map(|(name, _)| *name));
+        cx.out.bulk_or_null(drawn.map(|(name, _)| name));
         return Ok(());
     }
     let count = draws::count_arg(args, 2)?;
@@ -53,21 +53,33 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let live = live_hash(cx.store, cx.db, key)?;
     let drawn = match &live {
         None => Vec::new(),
-        Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,
+        Some(hash) if count < 0 => {
+            reply(cx.out, hash.draw(wanted).or_load(cx.db, key)?, with_values);
+            return Ok(());
+        }
         Some(hash) => hash.sample(wanted).or_load(cx.db, key)?,
     };
-    let pairs = with_values && cx.out.is_resp3();
-    cx.out.array(if with_values && !pairs { drawn.len() * 2 } else { drawn.len() });
-    for (name, field) in drawn {
-        if pairs {
-            cx.out.array(2);
-        }
-        cx.out.bulk(name);
-        if with_values {
-            cx.out.bulk(&field.value);
-        }
-    }
+    reply(cx.out, drawn.into_iter(), with_values);
     Ok(())
+}
+
+/// Replies with fields, and their values if `with_values`: in RESP3 as pairs.
+fn reply<'a>(
+    out: &mut Reply,
+    fields: impl ExactSizeIterator<Item = (&'a [u8], &'a Field)>,
+    with_values: bool,
+) {
+    let pairs = with_values && out.is_resp3();
+    out.array(if with_values && !pairs { fields.len() * 2 } else { fields.len() });
+    draws::write_each(out, fields, |out, (name, field)| {
+        if pairs {
+            out.array(2);
+        }
+        out.bulk(name);
+        if with_values {
+            out.bulk(&field.value);
+        }
+    });
 }
 
 /// Declarations of this file's commands.

@@ -85,13 +85,13 @@ fn hdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Replaces a field's value by the result of `change`, which gets `None` if the field does not
-/// exist; the expiry stays. Returns the new value.
+/// exist; the expiry stays. Returns the new value and the expiry.
 fn change_field(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
     event: &'static str,
     change: impl FnOnce(Option<&[u8]>) -> Result<String, Stop>,
-) -> Result<String, Stop> {
+) -> Result<(String, u64), Stop> {
     let (key, name) = (key_arg(args)?, arg(args, 2)?);
     let (db, settings, due_ms) = (cx.db, cx.settings, cx.due_ms());
     let mut entry = entry_with_fields(cx, key, std::iter::once(name))?;
@@ -106,7 +106,7 @@ fn change_field(
     hash.set(name, value.as_bytes(), expire_at_ms);
     convert_if_long(hash, settings);
     entry.event(NotifyFlags::HASH, event);
-    Ok(value)
+    Ok((value, expire_at_ms))
 }
 
 /// `HINCRBY key field increment`
@@ -131,7 +131,7 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if !increment.is_finite() {
         return Err("ERR value is NaN or Infinity".into());
     }
-    let sum = change_field(cx, args, "hincrbyfloat", |value| {
+    let (sum, expire_at_ms) = change_field(cx, args, "hincrbyfloat", |value| {
         let value = match value {
             Some(text) => LongDouble::parse(text).ok_or("ERR hash value is not a float")?,
             None => LongDouble::ZERO,
@@ -140,7 +140,13 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         Ok(sum.ok_or("ERR increment would produce NaN or Infinity")?.to_string())
     })?;
     if cx.is_heard() {
-        cx.say(&[b"HSET", key_arg(args)?, arg(args, 2)?, sum.as_bytes()]);
+        let (key, name) = (key_arg(args)?, arg(args, 2)?);
+        cx.say(&[b"HSET", key, name, sum.as_bytes()]);
+        if expire_at_ms != 0 {
+            // HSET has removed the expiry. Redis 7.4 has no command that sets a value and keeps it.
+            let at_ms = expire_at_ms.to_string();
+            cx.say(&[b"HPEXPIREAT", key, at_ms.as_bytes(), b"FIELDS", b"1", name]);
+        }
     }
     cx.out.bulk_str(&sum);
     Ok(())

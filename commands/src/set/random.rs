@@ -134,17 +134,22 @@ fn srandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     if args.len() == 2 {
         let drawn = match cx.store.typed::<Set>(cx.db, key)? {
-            Some(set) => set.draw(1).or_load(cx.db, key)?,
-            None => Vec::new(),
+            Some(set) => set.draw(1).or_load(cx.db, key)?.next(),
+            None => None,
         };
-        cx.out.bulk_or_null(drawn.first().copied());
+        cx.out.bulk_or_null(drawn);
         return Ok(());
     }
     let count = draws::count_arg(args, 2)?;
     let wanted = draws::draw_count(count)?;
     let drawn = match cx.store.typed::<Set>(cx.db, key)? {
         None => Vec::new(),
-        Some(set) if count < 0 => set.draw(wanted).or_load(cx.db, key)?,
+        Some(set) if count < 0 => {
+            let drawn = set.draw(wanted).or_load(cx.db, key)?;
+            cx.out.array(drawn.len());
+            draws::write_each(cx.out, drawn, |out, name| out.bulk(name));
+            return Ok(());
+        }
         Some(set) if wanted as u64 >= set.len() => {
             set.require_all().or_load(cx.db, key)?;
             set.members()

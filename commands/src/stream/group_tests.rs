@@ -253,3 +253,22 @@ fn everything_is_shown() {
     world.run("xack s g 1-0");
     assert_eq!(world.plain(0, "xinfo stream t full"), before);
 }
+
+/// Each naming of the stream read all of its entries before the first was answered: five billion.
+#[test]
+fn a_stream_that_is_named_many_times_is_read_once() {
+    const NAMED: usize = 100_000;
+    const ENTRIES: usize = 50_000;
+    let mut world = World::new();
+    for n in 1..=ENTRIES {
+        world.run(&format!("xadd big {n}-0 f v"));
+    }
+    world.run("xgroup create big g 0");
+    let streams = format!("{}{}>", "big ".repeat(NAMED), "> ".repeat(NAMED - 1));
+    let reply = world.plain(0, &format!("xreadgroup group g a streams {streams}"));
+    assert!(reply.starts_with("*1 *2 big *50000 *2 1-0 *2 f v "), "{}", &reply[..50]);
+    assert!(reply.ends_with(" 50000-0 *2 f v"));
+    // Names of another id are read behind the changes of the first.
+    let twice = "xreadgroup group g a count 1 streams big big big 0 > 1-0";
+    assert_eq!(world.plain(0, twice), "*2 *2 big *1 *2 1-0 *2 f v *2 big *1 *2 2-0 *2 f v");
+}

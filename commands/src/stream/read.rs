@@ -85,6 +85,9 @@ fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.bulk(key);
         reply_entries(cx.out, entries);
         found += 1;
+        if cx.out.is_lost() {
+            break;
+        }
     }
     end_streams(cx.out, (mark, found), &options, replaced)
 }

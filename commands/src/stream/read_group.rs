@@ -10,6 +10,7 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId, Typed};
 use flagstone_wire::resp::{Args, Reply};
+use std::collections::HashSet;
 
 /// The entries of a stream to read.
 #[derive(Clone, Copy, Debug)]
@@ -191,12 +192,14 @@ fn require(
     streams: &[(&[u8], EntriesToRead)],
 ) -> Result<(), Stop> {
     let before = cx.store.stats.lookups();
-    for (n, &(key, wanted)) in streams.iter().enumerate() {
-        plan(cx, options, (key, wanted))?;
-        // A later read of the same stream sees the changes of an earlier one.
-        if streams[..n].iter().any(|(other, _)| *other == key)
+    let (mut seen, mut repeated) = (HashSet::new(), HashSet::new());
+    for &(key, wanted) in streams {
+        if seen.insert(key) {
+            plan(cx, options, (key, wanted))?;
+        } else if repeated.insert(key)
             && let Some(entry) = cx.store.entry(cx.db, key)?
         {
+            // A later read of the same stream sees the changes of an earlier one.
             entry.value.require_whole().or_load(cx.db, key)?;
         }
     }

@@ -17,7 +17,7 @@ use flagstone_wire::resp::reply::FRAME;
 use std::ops::Range;
 
 /// Writes a string as a bulk string; fails with its chunks that are not in memory.
-fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
+pub(crate) fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
     match value {
         Str::Int(n) => {
             out.bulk_int(*n);

@@ -8,11 +8,12 @@ use crate::{
     key, tail,
 };
 use flagstone_storage::notify::NotifyFlags;
-use flagstone_storage::store::Part;
+use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Set, Typed, Value, Zset};
 use flagstone_wire::num::{parse_f64, parse_i64};
 use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
+use std::collections::HashMap;
 
 /// A set or a sorted set.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,16 @@ impl Scored<'_> {
         match self {
             Self::Set(set) => (set.contains(name) == Ok(true)).then_some(1.0),
             Self::Zset(zset) => zset.score(name).ok().flatten(),
+        }
+    }
+}
+
+impl<'a> Scored<'a> {
+    /// Visits all members, which must be in memory, with their scores.
+    fn each(self, mut visit: impl FnMut(&'a [u8], f64)) {
+        match self {
+            Self::Set(set) => set.iter().for_each(|name| visit(name, 1.0)),
+            Self::Zset(zset) => zset.iter().for_each(|(name, score)| visit(name, score)),
         }
     }
 }
@@ -203,20 +214,48 @@ impl CombineOptions {
         Ok(options)
     }
 
-    /// Returns the score of a member, starting with that in the smallest source. If weight times
-    /// score is not a number, 0 replaces it, except for the further scores of an intersection, as
-    /// in Redis.
-    fn score(&self, op: SetOperation, name: &[u8], by_size: &[(f64, Scored<'_>)]) -> f64 {
-        let mut scores = by_size.iter().filter_map(|(weight, source)| {
+    /// Returns the score of a member of an intersection or difference, starting with that in the first
+    /// source. If weight times score is not a number, 0 replaces it, except for the further scores, as in
+    /// Redis.
+    fn score(&self, name: &[u8], sources: &[(f64, Scored<'_>)]) -> f64 {
+        let mut scores = sources.iter().filter_map(|(weight, source)| {
             let score = source.score(name)?;
             Some(weight * score)
         });
         let first = number_or_zero(scores.next().unwrap_or(0.0));
-        scores.fold(first, |sum, score| {
-            let score = if op == SetOperation::Union { number_or_zero(score) } else { score };
-            self.aggregate.apply(sum, score)
-        })
+        scores.fold(first, |sum, score| self.aggregate.apply(sum, score))
     }
+}
+
+/// Returns the existing sources with their weights, the smallest first.
+fn by_size<'a>(sources: &[ScoredSource<'a>], options: &CombineOptions) -> Vec<(f64, Scored<'a>)> {
+    let all = options.weights.iter().zip(sources);
+    let mut by_size: Vec<(f64, Scored<'a>)> =
+        all.filter_map(|(weight, source)| Some((*weight, (*source)?.members))).collect();
+    by_size.sort_by_key(|(_, source)| source.size());
+    by_size
+}
+
+/// Returns the members of the sources, in any order. Each source is walked once: there may be many
+/// thousands. If weight times score is not a number, 0 replaces it, as in Redis.
+fn union<'a>(
+    sources: &[ScoredSource<'a>],
+    options: &CombineOptions,
+) -> Result<Vec<(&'a [u8], f64)>, Stop> {
+    for source in sources.iter().flatten() {
+        source.members.require_all().or_load(source.db, source.key)?;
+    }
+    let mut scores: HashMap<&'a [u8], f64> = HashMap::new();
+    for (weight, source) in by_size(sources, options) {
+        source.each(|name, score| {
+            let score = number_or_zero(weight * score);
+            scores
+                .entry(name)
+                .and_modify(|sum| *sum = options.aggregate.apply(*sum, score))
+                .or_insert(score);
+        });
+    }
+    Ok(scores.into_iter().collect())
 }
 
 /// Returns the members of the combined sources, in order.
@@ -225,22 +264,15 @@ fn members<'a>(
     sources: &[ScoredSource<'a>],
     options: &CombineOptions,
 ) -> Result<Vec<(&'a [u8], f64)>, Stop> {
-    let names = combined(op, sources)?;
-    let mut by_size: Vec<(f64, Scored<'a>)> = options
-        .weights
-        .iter()
-        .zip(sources)
-        .filter_map(|(weight, source)| Some((*weight, (*source)?.members)))
-        .collect();
-    match op {
-        // The scores are those of the first source.
-        SetOperation::Diff => by_size.truncate(1),
-        SetOperation::Inter | SetOperation::Union => {
-            by_size.sort_by_key(|(_, source)| source.size())
-        }
-    }
-    let mut members: Vec<(&[u8], f64)> =
-        names.into_iter().map(|name| (name, options.score(op, name, &by_size))).collect();
+    let mut members = if op == SetOperation::Union {
+        union(sources, options)?
+    } else {
+        let names = combined(op, sources)?;
+        // The scores of a difference are those of its first source.
+        let counts = if op == SetOperation::Diff { &sources[..1] } else { sources };
+        let by_size = by_size(counts, options);
+        names.into_iter().map(|name| (name, options.score(name, &by_size))).collect()
+    };
     members.sort_unstable_by(|(name, score), (other, other_score)| {
         score.partial_cmp(other_score).unwrap_or(Ordering::Equal).then_with(|| name.cmp(other))
     });

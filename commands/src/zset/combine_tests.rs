@@ -208,3 +208,80 @@ fn big_sorted_sets_are_asked_for_the_needed_parts() {
         }
     }
 }
+
+/// Each member was looked up in each key: 20 billion look-ups here.
+#[test]
+fn a_union_of_many_keys_walks_each_of_them_once() {
+    const KEYS: usize = 100_000;
+    let mut store = store(false);
+    let mut union = format!("zunion {KEYS}");
+    for n in 0..KEYS {
+        run(&mut store, &format!("zadd k{n} 1 all {n} m{n}"));
+        union += &format!(" k{n}");
+    }
+    let reply = words(&mut store, &(union + " withscores"));
+    assert!(reply.starts_with("m0 0 m1 1 m2 2 "), "{}", &reply[..50]);
+    assert!(reply.ends_with(&format!("m99999 99999 all {KEYS}")), "{}", &reply[reply.len() - 50..]);
+}
+
+/// The score of a member in the sources, added by hand in their order by size.
+fn expected(store: &mut Store, keys: &[&str], weights: &[f64], how: &str) -> Vec<(String, u64)> {
+    let mut by_size: Vec<(usize, f64, Vec<(String, f64)>)> = Vec::new();
+    for (key, weight) in keys.iter().zip(weights) {
+        let reply = words(store, &format!("zrange {key} 0 -1 withscores"));
+        let found: Vec<&str> = reply.split_whitespace().collect();
+        let pairs: Vec<(String, f64)> =
+            found.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].parse().unwrap())).collect();
+        by_size.push((pairs.len(), *weight, pairs));
+    }
+    by_size.sort_by_key(|(len, ..)| *len);
+    let zero = |score: f64| if score.is_nan() { 0.0 } else { score };
+    let mut sums: Vec<(String, f64)> = Vec::new();
+    for (_, weight, pairs) in by_size {
+        for (name, score) in pairs {
+            let score = zero(weight * score);
+            match sums.iter_mut().find(|(other, _)| *other == name) {
+                None => sums.push((name, score)),
+                Some((_, sum)) => {
+                    *sum = match how {
+                        "sum" => zero(*sum + score),
+                        "min" if score < *sum => score,
+                        "max" if score > *sum => score,
+                        _ => *sum,
+                    }
+                }
+            }
+        }
+    }
+    sums.sort_by(|a, b| a.1.partial_cmp(&b.1).unwrap().then_with(|| a.0.cmp(&b.0)));
+    sums.into_iter().map(|(name, sum)| (name, sum.to_bits())).collect()
+}
+
+#[test]
+fn the_sums_of_a_union_are_added_in_the_order_of_size() {
+    let mut store = store(false);
+    // Sums of these depend on their order.
+    for command in [
+        "zadd a 0.1 x 0.2 y inf z 1e300 v",
+        "zadd b 0.3 x 1e17 y -inf z 7 u",
+        "zadd c 1e-17 x 0.7 y 3 z -1e300 v 1 t 2 s",
+        "zadd d 0.1 x",
+    ] {
+        run(&mut store, command);
+    }
+    let keys = ["c", "a", "b", "d", "a"];
+    for weights in [[1.0, 1.0, 1.0, 1.0, 1.0], [0.3, -1.0, 0.0, 1e17, 2.0], [-0.0; 5]] {
+        for how in ["sum", "min", "max"] {
+            let texts: Vec<String> = weights.iter().map(f64::to_string).collect();
+            let (keys_text, weights_text) = (keys.join(" "), texts.join(" "));
+            let command =
+                format!("zunion 5 {keys_text} weights {weights_text} aggregate {how} withscores");
+            let reply = words(&mut store, &command);
+            let found: Vec<&str> = reply.split_whitespace().collect();
+            let bits = |text: &str| text.parse::<f64>().unwrap().to_bits();
+            let found: Vec<(String, u64)> =
+                found.chunks(2).map(|pair| (pair[0].to_owned(), bits(pair[1]))).collect();
+            assert_eq!(found, expected(&mut store, &keys, &weights, how), "{weights_text} {how}");
+        }
+    }
+}

@@ -11,7 +11,7 @@ pub mod remove;
 pub mod scan;
 pub mod write;
 
-use super::{Ctx, ErrorText, KeySpec, Stop, arg, key};
+use super::{Ctx, ErrorText, KeySpec, Stop, arg, draws, key};
 use crate::DataSettings;
 use flagstone_rdb::ZsetForm;
 use flagstone_storage::store::Part;
@@ -88,17 +88,26 @@ fn collect_members<'a>(
 
 /// Replies with members, and their scores if `with_scores`: in RESP3 as pairs.
 pub(super) fn reply<N: AsRef<[u8]>>(out: &mut Reply, members: &[(N, f64)], with_scores: bool) {
+    reply_each(out, members.iter().map(|(name, score)| (name, *score)), with_scores);
+}
+
+/// Like [`reply`], with members that are found one after the other.
+fn reply_each<N: AsRef<[u8]>>(
+    out: &mut Reply,
+    members: impl ExactSizeIterator<Item = (N, f64)>,
+    with_scores: bool,
+) {
     let pairs = with_scores && out.is_resp3();
     out.array(if with_scores && !pairs { members.len() * 2 } else { members.len() });
-    for (name, score) in members {
+    draws::write_each(out, members, |out, (name, score)| {
         if pairs {
             out.array(2);
         }
         out.bulk(name.as_ref());
         if with_scores {
-            out.double(*score);
+            out.double(score);
         }
-    }
+    });
 }
 
 #[cfg(test)]

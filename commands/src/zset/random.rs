@@ -1,6 +1,6 @@
 //! ZRANDMEMBER.
 
-use super::{READS, key_arg, reply};
+use super::{READS, key_arg, reply, reply_each};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
@@ -11,10 +11,10 @@ fn zrandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     if args.len() == 2 {
         let drawn = match cx.store.typed::<Zset>(cx.db, key)? {
-            Some(zset) => zset.draw(1).or_load(cx.db, key)?,
-            None => Vec::new(),
+            Some(zset) => zset.draw(1).or_load(cx.db, key)?.next(),
+            None => None,
         };
-        cx.out.bulk_or_null(drawn.first().map(|(name, _)| *name));
+        cx.out.bulk_or_null(drawn.map(|(name, _)| name));
         return Ok(());
     }
     let count = draws::count_arg(args, 2)?;
@@ -28,7 +28,11 @@ fn zrandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let wanted = draws::draw_count(count)?;
     let drawn = match cx.store.typed::<Zset>(cx.db, key)? {
         None => Vec::new(),
-        Some(zset) if count < 0 => zset.draw(wanted).or_load(cx.db, key)?,
+        Some(zset) if count < 0 => {
+            let drawn = zset.draw(wanted).or_load(cx.db, key)?;
+            reply_each(cx.out, drawn, with_scores);
+            return Ok(());
+        }
         Some(zset) if wanted as u64 >= zset.len() && wanted > 1 => {
             let all = zset.by_rank(0, u64::MAX, zset.is_skiplist());
             all.and_then(Iterator::collect).or_load(cx.db, key)?

@@ -16,6 +16,10 @@ const DEFAULT_COUNT: usize = 10;
 /// Number of keys that KEYS requests from a worker at once.
 const KEYS_PAGE: usize = 1024;
 
+/// Number of keys from which on SCAN answers, however large COUNT is, and bytes of their names.
+const FOUND_KEYS: usize = 64 << 10;
+const FOUND_BYTES: usize = 1 << 20;
+
 /// Number of keys among which RANDOMKEY chooses.
 const RANDOM_PAGE: usize = 64;
 
@@ -91,11 +95,16 @@ fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
         let mut next = Cursor::from_number(number, layout);
         let mut left = count;
         let mut found = Vec::new();
+        let mut bytes = 0;
         while let Some(from) = next.filter(|_| left > 0) {
             let (mut keys, on) = dbs.page(from, left.min(KEYS_PAGE)).await?;
             left = left.saturating_sub(keys.len());
             keep(dbs, &mut keys, filter).await?;
+            bytes += keys.iter().map(|key| key.key.len()).sum::<usize>();
             found.append(&mut keys);
+            if found.len() >= FOUND_KEYS || bytes >= FOUND_BYTES {
+                left = 0;
+            }
             next = on;
         }
         dbs.out.array(2);

@@ -245,7 +245,10 @@ impl Hash {
     }
 
     /// Returns `count` random fields with repetition, including expired ones.
-    pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], &Field)>, Part> {
+    pub fn draw(
+        &self,
+        count: usize,
+    ) -> Result<impl ExactSizeIterator<Item = (&[u8], &Field)>, Part> {
         self.fields.draw(count, b"")
     }
 

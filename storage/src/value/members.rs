@@ -4,6 +4,7 @@ use super::collection::{
     LITTLE, MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX, PACKED_MAX_ELEMENTS, place_of,
     range_from,
 };
+use super::draw::Draw;
 use super::name_window::NameWindow;
 use super::spread::Spread;
 use crate::need::{Page, Part};
@@ -198,13 +199,6 @@ impl<V: Payload> Members<V> {
     /// Returns the elements in memory, of a packed collection oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], &V)> {
         self.known.iter().filter_map(|(n, v)| Some((&**n, v.as_ref()?)))
-    }
-
-    /// Returns the element at a position among the known ones (in a complete collection: among
-    /// all).
-    pub(crate) fn at(&self, index: usize) -> Option<(&[u8], &V)> {
-        let (name, value) = self.known.get_index(index)?;
-        Some((name, value.as_ref()?))
     }
 
     /// Sets a known element (see [`Members::require`]), and returns its old payload.
@@ -533,7 +527,11 @@ impl<V: Payload> Members<V> {
                 return Ok(self.iter().collect());
             }
             let picked = rand::seq::index::sample(&mut rand::rng(), len, count);
-            return Ok(picked.iter().filter_map(|i| self.at(i)).collect());
+            let all = self.known.positions();
+            let found = picked.iter().filter_map(|at| all.get(at));
+            return Ok(found
+                .filter_map(|(name, value)| Some((&**name, value.as_ref()?)))
+                .collect());
         }
         if count == 0 {
             return Ok(Vec::new());
@@ -585,16 +583,11 @@ impl<V: Payload> Members<V> {
 impl<V: Payload> Members<V> {
     /// Returns `count` random elements with repetition; none if there are none. If not all are in
     /// memory, they are drawn from fewer.
-    pub(crate) fn draw(&self, count: usize, prefix: &[u8]) -> Result<Vec<(&[u8], &V)>, Part> {
-        let mut rng = rand::rng();
-        if self.complete {
-            let len = if self.len == 0 { 0 } else { count };
-            let picked = (0..len).map(|_| rng.random_range(0..self.known.len()));
-            return Ok(picked.filter_map(|i| self.at(i)).collect());
-        }
-        let pool = self.sample(count.min(PAGE), prefix)?;
-        let len = if pool.is_empty() { 0 } else { count };
-        Ok((0..len).map(|_| pool[rng.random_range(0..pool.len())]).collect())
+    pub(crate) fn draw(&self, count: usize, prefix: &[u8]) -> Result<Draw<'_, V>, Part> {
+        Ok(match self.complete {
+            true => Draw::of_all(self.known.positions(), count),
+            false => Draw::of_some(self.sample(count.min(PAGE), prefix)?, count),
+        })
     }
 }
 
@@ -801,5 +794,30 @@ mod tests {
         assert_eq!(world.members.len(), 101);
         assert_eq!(world.members.get(b"new").unwrap(), Some(&9));
         assert!(matches!(world.members.get(b"5"), Err(Part::Fields(_))));
+    }
+
+    #[test]
+    fn as_many_elements_are_drawn_as_are_asked_for() {
+        let mut world = World::new(10_000);
+        let draws = |members: &Members<u64>, prefix: &[u8]| {
+            let drawn = members.draw(usize::MAX, prefix)?;
+            assert_eq!(drawn.len(), usize::MAX);
+            let some: Vec<u64> = drawn.take(100_000).map(|(_, value)| *value).collect();
+            Ok::<_, Part>(some)
+        };
+        let all = draws(&world.members, b"").unwrap();
+        assert!(all.len() == 100_000 && all.iter().all(|value| *value < 10_000));
+        let distinct: Names<u64> = all.into_iter().collect();
+        assert!(distinct.len() > 9_900, "{} of 10,000", distinct.len());
+        assert_eq!(Members::<u64>::default().draw(5, b"").unwrap().count(), 0);
+        assert_eq!(world.members.sample(9_000, b"").unwrap().len(), 9_000);
+        world.members.shed(usize::MAX, |_, _| ());
+        let some = loop {
+            match draws(&world.members, b"") {
+                Ok(some) => break some,
+                Err(part) => world.load(part),
+            }
+        };
+        assert_eq!(some.len(), 100_000);
     }
 }

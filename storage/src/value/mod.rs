@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod collection;
+mod draw;
 mod expiries;
 pub mod hash;
 pub mod list;

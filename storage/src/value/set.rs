@@ -152,9 +152,8 @@ impl Set {
     }
 
     /// Returns `count` random members with repetition.
-    pub fn draw(&self, count: usize) -> Result<Vec<&[u8]>, Part> {
-        let drawn = self.members.draw(count, b"")?;
-        Ok(drawn.into_iter().map(|(name, ())| name).collect())
+    pub fn draw(&self, count: usize) -> Result<impl ExactSizeIterator<Item = &[u8]>, Part> {
+        Ok(self.members.draw(count, b"")?.map(|(name, ())| name))
     }
 
     /// Runs a step of a scan over the members from `cursor` on, ordered by `place`, the upper 48

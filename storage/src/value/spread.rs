@@ -49,6 +49,26 @@ impl<V> Default for Spread<V> {
     }
 }
 
+/// The elements by their positions, found in a time that grows with the logarithm of the number of
+/// parts only.
+pub(super) struct Positions<'a, V> {
+    spread: &'a Spread<V>,
+    /// The position behind each part but the last.
+    ends: Vec<usize>,
+}
+
+impl<'a, V> Positions<'a, V> {
+    pub(super) fn len(&self) -> usize {
+        self.spread.len
+    }
+
+    pub(super) fn get(&self, position: usize) -> Option<(&'a Name, &'a V)> {
+        let part = self.ends.partition_point(|end| *end <= position);
+        let start = part.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.spread.table(part).at(position - start).map(parted)
+    }
+}
+
 impl<V: Send + 'static> Parts for Spread<V> {
     fn parts(&self) -> usize {
         self.len
@@ -203,6 +223,16 @@ impl<V> Spread<V> {
         None
     }
 
+    /// Returns all elements, for look-ups of many by their positions.
+    pub(super) fn positions(&self) -> Positions<'_, V> {
+        let mut end = 0;
+        let ends = self.tables().take(self.rest.len()).map(|table| {
+            end += table.len();
+            end
+        });
+        Positions { ends: ends.collect(), spread: self }
+    }
+
     pub(super) fn get_index(&self, position: usize) -> Option<(&Name, &V)> {
         let (part, index) = self.locate(position)?;
         self.table(part).at(index).map(parted)
@@ -302,6 +332,8 @@ mod tests {
         let by_position = (0..spread.len()).map(|at| spread.get_index(at).unwrap().0);
         assert!(by_position.eq(spread.keys()));
         assert!(spread.get_index(spread.len()).is_none());
+        let positions = spread.positions();
+        assert!((0..=spread.len()).all(|at| positions.get(at) == spread.get_index(at)));
         let most = spread.tables().map(Table::len).max().unwrap();
         assert!(most <= 3 * PART, "a part of {most}");
     }

@@ -350,9 +350,8 @@ impl Zset {
     }
 
     /// Returns `count` random members with repetition.
-    pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], f64)>, Part> {
-        let drawn = self.members.draw(count, PREFIX)?;
-        Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
+    pub fn draw(&self, count: usize) -> Result<impl ExactSizeIterator<Item = (&[u8], f64)>, Part> {
+        Ok(self.members.draw(count, PREFIX)?.map(|(name, score)| (name, *score)))
     }
 
     /// Runs a step of a scan over the members from `cursor` on, ordered by `place`, the upper 48

@@ -361,10 +361,12 @@ impl Stream {
     {
         let mut node = EntryNode::new(first, names);
         for (id, fields, is_deleted) in entries {
-            node.push(id, fields);
             if is_deleted {
-                node.delete_last();
-            } else if self.len == 0 && node.count() == 1 {
+                node.skip_deleted(id, fields);
+                continue;
+            }
+            node.push(id, fields);
+            if self.len == 0 && node.count() == 1 {
                 self.first_id = id;
             }
         }

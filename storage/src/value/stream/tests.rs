@@ -575,3 +575,14 @@ fn ids_that_are_looked_for_in_order_are_read_in_few_pages() {
     let (pages, nodes) = asked(&some);
     assert!(pages <= 2 * some.len() && nodes <= 12 * some.len(), "{pages} {nodes}");
 }
+
+/// The node was decoded for each deleted entry: 90 billion entries here.
+#[test]
+fn a_node_with_many_deleted_entries_is_taken_over_in_one_pass() {
+    const COUNT: u64 = 300_000;
+    let mut stream = Stream::new();
+    let fields = || [(&b"f"[..], &b"v"[..])].into_iter();
+    let entries = (1..=2 * COUNT).map(|n| (StreamId::new(n, 0), fields(), n > COUNT));
+    stream.push_node(StreamId::new(1, 0), [&b"f"[..]].into_iter(), entries);
+    assert_eq!((stream.len(), stream.first_id()), (COUNT, StreamId::new(1, 0)));
+}
