@@ -198,32 +198,36 @@ class ArchiveAway(History):
 
     def run(self):
         try:
-            for life in range(self.kills + 1):
-                if life and self.random.random() < 0.5:
-                    self.random.choice((self.begin_trouble, self.end_trouble))()
-                self.start(self.main)
-                self.compare(self.main, self.model, f"life {life}")
-                if life == 0:
-                    self.backup()
-                for _ in range(self.random.randrange(2, 6)):
-                    self.step()
-                self.main.kill()
-            self.end_trouble()
-            self.start(self.main)
-            self.compare(self.main, self.model, "the last life")
-            self.whole_again()
-            self.backup()
-            if self.random.random() < 0.5:
-                self.stop(self.main, "the original")
-        finally:
-            self.main.kill()
-        try:
+            self.lives()
             self.check(self.data, "the original")
             for moment in self.random.sample(self.moments, min(RESTORED, len(self.moments))):
                 self.restore(*moment)
         finally:
+            self.main.kill()
             for part in self.parts:
-                shutil.rmtree(part, ignore_errors=True)
+                # The others are in the history's directory.
+                if part.parent == Path(OTHER_DISK):
+                    shutil.rmtree(part, ignore_errors=True)
+
+    def lives(self):
+        for life in range(self.kills + 1):
+            if life and self.random.random() < 0.5:
+                self.random.choice((self.begin_trouble, self.end_trouble))()
+            self.start(self.main)
+            self.compare(self.main, self.model, f"life {life}")
+            if life == 0:
+                self.backup()
+            for _ in range(self.random.randrange(2, 6)):
+                self.step()
+            self.main.kill()
+        self.end_trouble()
+        self.start(self.main)
+        self.compare(self.main, self.model, "the last life")
+        self.whole_again()
+        self.backup()
+        if self.random.random() < 0.5:
+            self.stop(self.main, "the original")
+        self.main.kill()
 
     def whole_again(self):
         """The archive takes all that waited for it."""
