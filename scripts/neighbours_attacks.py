@@ -8,6 +8,7 @@ puts the keys that it needs into the data set.
 
 import base64
 import itertools
+import resource
 import selectors
 import socket
 import ssl
@@ -15,7 +16,7 @@ import threading
 from dataclasses import dataclass
 from typing import Callable
 
-from servers import HOST, Connection, encode
+from servers import HOST, Connection, ReplyError, encode
 
 PASSWORD = "neighbours"
 CHUNK = 1 << 16
@@ -33,6 +34,12 @@ class Attack:
     locked_out: bool
     # It is about what only Flagstone has.
     only_ours: bool
+    # Seconds for which small clients wait at most once it has ended, and what they ask is answered again then; 0: that is not judged.
+    longest: float
+    # The memory budget, if it needs one of its own; the server then takes no more than some of these.
+    budget: str
+    # Further options of the server.
+    extra: tuple
 
 
 class Target:
@@ -61,9 +68,9 @@ class Target:
         return connection
 
 
-def attack(name, about, prepare=lambda connection, size: None, locked_out=False, only_ours=False):
+def attack(name, about, prepare=lambda connection, size: None, locked_out=False, only_ours=False, longest=0, budget=None, extra=()):
     def register(run):
-        ATTACKS[name] = Attack(name, about, run, prepare, locked_out, only_ours)
+        ATTACKS[name] = Attack(name, about, run, prepare, locked_out, only_ours, longest, budget, extra)
         return run
     return register
 
@@ -338,3 +345,85 @@ def guesses_http(target):
     login = base64.b64encode(b"default:wrong").decode()
     asked = f"GET /GET/k HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {login}\r\n\r\n"
     flood(target, b"", asked.encode() * 100, authenticate=False, port=target.http_port)
+
+
+def large_elements(connection, size):
+    """A hash, a list and a set that are several times the budget of 64 MiB, with elements of a quarter of what is large."""
+    element = b"e" * (size // 4)
+    for n in range(48):
+        connection.command("HSET", "elements:hash", n, element)
+        connection.command("RPUSH", "elements:list", element)
+        connection.command("SADD", "elements:set", b"%d" % n + element)
+
+
+@attack("elements", "looks at large elements on the disk, and their removal, again and again", large_elements, only_ours=True,
+        longest=5, budget="64mb")
+def elements(target):
+    element = b"n" * (target.size // 4)
+    looks = [
+        lambda n: [("HSCAN", "elements:hash", 0, "COUNT", 4), ("HRANDFIELD", "elements:hash", 2, "WITHVALUES")],
+        lambda n: [("LINDEX", "elements:list", n % 48), ("LRANGE", "elements:list", n % 48, n % 48 + 1)],
+        lambda n: [("SSCAN", "elements:set", 0, "COUNT", 4), ("SRANDMEMBER", "elements:set", 2), ("HGET", "elements:hash", n % 48)],
+        # One that expires and one that is replaced, and a copy of some that is deleted.
+        lambda n: [("HSETEX", "elements:hash", "PX", 100, "FIELDS", 1, f"short{n % 8}", element), ("HSET", "elements:hash", n % 48, element),
+                   ("RPUSH", f"elements:{n % 4}", element, element), ("DEL", f"elements:{(n + 1) % 4}")],
+    ]
+
+    def run(look):
+        for n in itertools.count():
+            if target.stopped():
+                return
+            try:
+                with target.connect() as connection:
+                    connection.pipeline(look(n))
+            except OSError:
+                target.stop.wait(0.05)
+
+    runners = [threading.Thread(target=run, args=(look,)) for look in looks]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+
+
+SEGMENT = 1 << 20
+
+
+def much_to_evict(connection, size):
+    """Keys with names so long that the deletion of one takes more of the journal than is left of it."""
+    for n in range(4 * size // (SEGMENT // 20)):
+        connection.command("SET", b"n" * (SEGMENT // 20) + b"%d" % n, "x", "EX", "86400")
+    connection.command("CONFIG", "SET", "maxmemory-policy", "volatile-random")
+
+
+def number_of(connection, section, field):
+    """A number in a section of INFO."""
+    lines = connection.command("INFO", section).decode().splitlines()
+    return next(int(line.removeprefix(f"{field}:")) for line in lines if line.startswith(f"{field}:"))
+
+
+def fill_journal(target, connection):
+    """Writes until nothing of the size of such a name can be written."""
+    for size in (SEGMENT // 4, SEGMENT // 64):
+        for n in itertools.count():
+            if isinstance(connection.command("SET", f"filler:{size}:{n}", b"f" * size), ReplyError) or target.stopped():
+                break
+
+
+@attack("evictor", "keys are to be evicted, and the journal refuses that, as on a full disk", much_to_evict, only_ours=True, longest=5,
+        extra=("--journal-segment-size", str(SEGMENT)))
+def evictor(target):
+    with target.connect() as connection:
+        process = number_of(connection, "server", "process_id")
+        before = resource.prlimit(process, resource.RLIMIT_FSIZE)
+        try:
+            # No segment can be prepared any more, and no file with many rows be written.
+            resource.prlimit(process, resource.RLIMIT_FSIZE, (SEGMENT - 1, before[1]))
+            fill_journal(target, connection)
+            connection.command("CONFIG", "SET", "maxmemory", number_of(connection, "memory", "used_memory") - target.size // 8)
+            while not target.stopped():
+                connection.command("SET", "refused", b"r" * (SEGMENT // 4))
+                target.stop.wait(0.01)
+        finally:
+            resource.prlimit(process, resource.RLIMIT_FSIZE, before)
+            connection.command("CONFIG", "SET", "maxmemory", "0")
