@@ -224,19 +224,22 @@ fn a_union_of_many_keys_walks_each_of_them_once() {
     assert!(reply.ends_with(&format!("m99999 99999 all {KEYS}")), "{}", &reply[reply.len() - 50..]);
 }
 
+/// Members with their scores.
+type Pairs = Vec<(String, f64)>;
+
 /// The score of a member in the sources, added by hand in their order by size.
 fn expected(store: &mut Store, keys: &[&str], weights: &[f64], how: &str) -> Vec<(String, u64)> {
-    let mut by_size: Vec<(usize, f64, Vec<(String, f64)>)> = Vec::new();
+    let mut by_size: Vec<(usize, f64, Pairs)> = Vec::new();
     for (key, weight) in keys.iter().zip(weights) {
         let reply = words(store, &format!("zrange {key} 0 -1 withscores"));
         let found: Vec<&str> = reply.split_whitespace().collect();
-        let pairs: Vec<(String, f64)> =
+        let pairs: Pairs =
             found.chunks(2).map(|pair| (pair[0].to_owned(), pair[1].parse().unwrap())).collect();
         by_size.push((pairs.len(), *weight, pairs));
     }
     by_size.sort_by_key(|(len, ..)| *len);
     let zero = |score: f64| if score.is_nan() { 0.0 } else { score };
-    let mut sums: Vec<(String, f64)> = Vec::new();
+    let mut sums = Pairs::new();
     for (_, weight, pairs) in by_size {
         for (name, score) in pairs {
             let score = zero(weight * score);
