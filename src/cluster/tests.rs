@@ -190,7 +190,7 @@ fn a_replica_that_leaves_takes_nothing_over() {
     let mut draft = MapDraft::create(1, 1000).unwrap();
     let address = NodeAddress { host: "h".to_owned(), port: 1, tls_port: None };
     let owner = draft.join(NodeId([1; 20]), address.clone()).unwrap();
-    let role = flagstone_storage::cluster::ServerRole::Replica;
+    let role = ServerRole::Replica;
     let replica = draft.join_as_replica(NodeId([2; 20]), address, role).unwrap();
     let first = Arc::new(draft.map().clone());
     let of = |life: Life| {
