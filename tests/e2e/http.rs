@@ -282,6 +282,39 @@ fn metrics_need_the_password_and_the_right_to_see() {
     }
 }
 
+/// Clients behind a proxy share its address.
+#[test]
+fn wrong_passwords_keep_no_health_check_of_their_address_out() {
+    let web = Web::start(&["--requirepass", "secret"]);
+    let login = ["Authorization: Bearer secret"];
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut guessing = Vec::new();
+    loop {
+        for _ in 0..150 {
+            let mut socket = web.socket();
+            let _ = socket.write_all(
+                b"GET /get/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n\r\n",
+            );
+            guessing.push(socket);
+        }
+        web.get("/healthz").is(200, "ok\n");
+        std::thread::sleep(Duration::from_millis(100));
+        // No password is looked at while so many answers wait.
+        let reply = web.ask("GET", "/metrics", &login, "");
+        if reply.status == 429 {
+            reply.refused(429, "too many wrong passwords");
+            break;
+        }
+        assert!(Instant::now() < deadline, "{reply:?}");
+        guessing.clear();
+    }
+    web.get("/healthz").is(200, "ok\n");
+    while web.ask("GET", "/get/x", &login, "").status != 200 {
+        assert!(Instant::now() < deadline, "the password is not looked at any more");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Asks for the pages that show figures, which are answered although no command is.
 #[track_caller]
 fn shows_figures(web: &Web, is_ready: f64, reason: &str) {
