@@ -9,7 +9,7 @@ use super::sent::SentCommands;
 use super::serve::SeatedWork;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
-use crate::clients::Client;
+use crate::clients::{Client, ClientState};
 use crate::command::registry;
 use crate::connection;
 use crate::transport::Stream;
@@ -191,6 +191,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
         node.clients.refusals.too_many(&ends.peer.into());
         return false;
     };
+    client.set(ClientState::HTTP, true);
     worker.stats().connections.fetch_add(1, Ordering::Relaxed);
     worker.spawn_connection(connection::serve(Rc::clone(worker), stream, client));
     true

@@ -530,6 +530,26 @@ fn commands_obey_the_gate_of_every_session() {
 }
 
 #[test]
+fn no_reply_is_left_out() {
+    let web = Web::start(&[]);
+    let began = Instant::now();
+    for mode in ["OFF", "SKIP", "ON"] {
+        let body = format!(r#"["CLIENT","REPLY","{mode}"]"#);
+        web.post("/", &body).refused(400, "CLIENT REPLY is not allowed over HTTP");
+    }
+    let body = r#"[["CLIENT","REPLY","OFF"],["INCR","n"],["RESET"],["CLIENT","REPLY","SKIP"],["GET","n"]]"#;
+    let reply = web.post("/pipeline", body);
+    assert!(reply.status == 200, "{reply:?}");
+    assert_eq!(reply.body.matches("CLIENT REPLY is not allowed").count(), 2, "{reply:?}");
+    assert!(reply.body.ends_with(r#",{"result":"1"}]"#), "{reply:?}");
+    let body = r#"[["CLIENT","REPLY","OFF"],["INCR","n"],["CLIENT","REPLY","ON"]]"#;
+    let reply = web.post("/multi-exec", body);
+    assert!(reply.status == 200 && reply.body.contains(r#"{"result":2}"#), "{reply:?}");
+    assert_eq!(reply.body.matches("CLIENT REPLY is not allowed").count(), 2, "{reply:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[test]
 fn large_and_binary_values_come_back_and_too_large_ones_are_refused() {
     let web = Web::start(&[]);
     let value = "x".repeat(7 << 20);
