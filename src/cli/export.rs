@@ -2,7 +2,7 @@
 
 use super::connection::{Reply, Server, ServerConnection};
 use super::progress;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_rdb::file::{FOOTER_LEN, Output, has_field_expiry};
 use flagstone_rdb::{self as rdb, Limits, Object};
@@ -20,6 +20,8 @@ const SCAN_COUNT: &[u8] = b"1000";
 /// Maximum number of keys in a batch of values, and of bytes of their names.
 const BATCH_KEYS: usize = 128;
 const BATCH_BYTES: usize = 32 << 10;
+/// Number of times that a key is asked for whose expiry changes meanwhile, before a transaction holds it still.
+const ATTEMPTS: usize = 8;
 
 /// Write an RDB file with the keys of a running server
 ///
@@ -176,6 +178,9 @@ impl Drop for Partial {
     }
 }
 
+/// Reply of PEXPIRETIME if there is no such key.
+const NO_KEY: i64 = -2;
+
 /// State of an export.
 struct Export {
     connection: ServerConnection,
@@ -223,6 +228,7 @@ impl Export {
     fn write_keys(&mut self, keys: &[Vec<u8>]) -> Result<()> {
         let mut asked: &[Vec<u8>] = &[];
         let mut rest = keys;
+        let mut changed = Vec::new();
         while !rest.is_empty() || !asked.is_empty() {
             let mut bytes = 0;
             let fits = |key: &&Vec<u8>| {
@@ -232,42 +238,81 @@ impl Export {
             let count = rest.iter().take(BATCH_KEYS).take_while(fits).count();
             let (batch, later) = rest.split_at(count.max(1).min(rest.len()));
             for key in batch {
-                // A transaction: otherwise a write between the two gives a value the expiry of another.
-                self.connection.send(&[b"MULTI"])?;
-                self.connection.send(&[b"PEXPIRETIME", key])?;
-                self.connection.send(&[b"DUMP", key])?;
-                self.connection.send(&[b"EXEC"])?;
+                self.ask_for(key)?;
             }
             self.connection.flush()?;
             for key in asked {
-                self.write_key(key)?;
+                if !self.write_key(key).with_context(|| shown(key))? {
+                    changed.push(key);
+                }
             }
             (asked, rest) = (batch, later);
+        }
+        for key in changed {
+            self.write_changing(key).with_context(|| shown(key))?;
         }
         self.bar.set_position(self.keys);
         Ok(())
     }
 
-    fn write_key(&mut self, key: &[u8]) -> Result<()> {
-        let shown = || format!("key \"{}\"", key.escape_ascii());
-        // The replies to MULTI and to both commands, which are queued.
-        for _ in 0..3 {
-            match self.connection.receive().with_context(shown)? {
-                Reply::Status(_) => {}
-                other => return Err(anyhow!("unexpected reply {other:?}")).with_context(shown),
+    /// Asks for a value, and for its expiry before and behind it: if that is the same, it is the value's. A
+    /// transaction would make sure of it, too, but the server refuses one whose values take more memory than
+    /// its budget, and may make a large value twice.
+    fn ask_for(&mut self, key: &[u8]) -> Result<()> {
+        self.connection.send(&[b"PEXPIRETIME", key])?;
+        self.connection.send(&[b"DUMP", key])?;
+        self.connection.send(&[b"PEXPIRETIME", key])
+    }
+
+    /// Writes a key by the replies to [`Export::ask_for`]. Returns false, and has written nothing, if its
+    /// expiry has changed meanwhile.
+    fn write_key(&mut self, key: &[u8]) -> Result<bool> {
+        let (mark, hashes) = (self.output.mark(), self.hashes);
+        let before = self.connection.receive()?.integer()?;
+        let len = self.connection.receive_bulk_len()?;
+        if let Some(len) = len {
+            self.write_value(key, expiry_of(before), len)?;
+        }
+        let behind = self.connection.receive()?.integer()?;
+        if len.is_none() {
+            // The key was deleted since.
+            return Ok(true);
+        }
+        // A key that is missing before and behind may have had any.
+        if before == behind && before != NO_KEY {
+            self.keys += 1;
+            return Ok(true);
+        }
+        self.output.rewind(mark)?;
+        self.hashes = hashes;
+        let bytes = self.output.bytes();
+        self.output.file_mut().get_ref().set_len(bytes)?;
+        Ok(false)
+    }
+
+    /// Writes a key whose expiry changes: it is asked for again, and at last in a transaction.
+    fn write_changing(&mut self, key: &[u8]) -> Result<()> {
+        for _ in 0..ATTEMPTS {
+            self.ask_for(key)?;
+            self.connection.flush()?;
+            if self.write_key(key)? {
+                return Ok(());
             }
         }
-        match self.connection.receive_array_len().with_context(shown)? {
+        self.connection.call(&[b"MULTI"])?;
+        self.connection.call(&[b"PEXPIRETIME", key])?;
+        self.connection.call(&[b"DUMP", key])?;
+        self.connection.send(&[b"EXEC"])?;
+        self.connection.flush()?;
+        match self.connection.receive_array_len()? {
             Some(2) => {}
-            other => return Err(anyhow!("EXEC has {other:?} replies")).with_context(shown),
+            other => bail!("EXEC has {other:?} replies"),
         }
-        let expiry = self.connection.receive()?.integer().with_context(shown)?;
-        let Some(len) = self.connection.receive_bulk_len().with_context(shown)? else {
-            // The key was deleted since.
-            return Ok(());
-        };
-        self.write_value(key, Some(expiry).filter(|at_ms| *at_ms >= 0), len).with_context(shown)?;
-        self.keys += 1;
+        let expiry = self.connection.receive()?.integer()?;
+        if let Some(len) = self.connection.receive_bulk_len()? {
+            self.write_value(key, expiry_of(expiry), len)?;
+            self.keys += 1;
+        }
         Ok(())
     }
 
@@ -303,6 +348,15 @@ impl Export {
         let mut rest = [0; FOOTER_LEN + END as usize];
         Ok(self.connection.input.read_exact(&mut rest)?)
     }
+}
+
+fn shown(key: &[u8]) -> String {
+    format!("key \"{}\"", key.escape_ascii())
+}
+
+/// Returns the time that a reply of PEXPIRETIME names: negative ones say that there is none.
+fn expiry_of(reply: i64) -> Option<i64> {
+    Some(reply).filter(|at_ms| *at_ms >= 0)
 }
 
 /// Returns the payload of a hash without its fields' expiries.

@@ -85,6 +85,8 @@ bitflags! {
         const SERVER = 1 << 18;
         /// Its next command, which is not counted yet, waits for the end of a pause.
         const PAUSED = 1 << 19;
+        /// Its commands come by the HTTP port, which counts their replies; it is not shown.
+        const HTTP = 1 << 20;
     }
 }
 

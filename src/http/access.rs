@@ -82,7 +82,8 @@ pub(super) async fn admit(
         Ok(credentials) => {
             request.extensions_mut().insert(Caller { ends, seat, credentials });
             let response = next.run(request).await;
-            if response.status() == StatusCode::UNAUTHORIZED {
+            let denied = [StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
+            if denied.contains(&response.status()) {
                 site.counters.denied.fetch_add(1, Ordering::Relaxed);
             }
             response

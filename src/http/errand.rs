@@ -9,11 +9,12 @@ use super::sent::SentCommands;
 use super::serve::SeatedWork;
 use super::values::ReplyScan;
 use super::{LoadedServer, Site};
-use crate::clients::Client;
+use crate::clients::{Client, ClientState};
 use crate::command::registry;
 use crate::connection;
 use crate::transport::Stream;
 use crate::worker::Worker;
+use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use flagstone_wire::client_memory::Taken;
 use std::borrow::Cow;
@@ -50,6 +51,9 @@ impl Errand {
         let running = site.loaded().ok_or_else(|| {
             Denial::unavailable("LOADING Flagstone is loading the dataset in memory")
         })?;
+        if caller.credentials.is_some() {
+            may_log_in(caller)?;
+        }
         let ended = |_| Denial::unavailable(ENDED);
         let (own, other) = StdUnixStream::pair().map_err(cannot_begin)?;
         own.set_nonblocking(true).and(other.set_nonblocking(true)).map_err(cannot_begin)?;
@@ -102,7 +106,7 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
     while !scan.find_end(&buf).map_err(|_| Denial::unavailable("ERR the reply is malformed"))? {
         let wanted = scan.missing(buf.len());
         if buf.len().saturating_add(wanted) > MAX_REPLIES_BYTES {
-            return Err(Denial::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, TOO_LARGE));
+            return Err(Denial::new(StatusCode::PAYLOAD_TOO_LARGE, TOO_LARGE));
         }
         // The buffer doubles each time, so the bytes that are copied stay in proportion to those
         // read.
@@ -119,6 +123,19 @@ async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> 
         }
     }
     Ok(charged(buf.freeze(), taken))
+}
+
+/// Refuses credentials without a look at them while many wrong ones of their address wait for their answers.
+/// These keep places, and some have to be left for requests without credentials.
+///
+/// # Errors
+/// That is so.
+pub(super) fn may_log_in(caller: &Caller) -> Result<(), Denial> {
+    if caller.seat.may_log_in() {
+        return Ok(());
+    }
+    let text = "ERR too many wrong passwords of this address at once: try again in some seconds";
+    Err(Denial::new(StatusCode::TOO_MANY_REQUESTS, text))
 }
 
 /// Returns the answer to wrong credentials, after a delay that grows with their number. Meanwhile the
@@ -174,6 +191,7 @@ fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
         node.clients.refusals.too_many(&ends.peer.into());
         return false;
     };
+    client.set(ClientState::HTTP, true);
     worker.stats().connections.fetch_add(1, Ordering::Relaxed);
     worker.spawn_connection(connection::serve(Rc::clone(worker), stream, client));
     true

@@ -6,7 +6,7 @@
 use super::Site;
 use super::access::{Caller, Credentials};
 use super::answer::Denial;
-use super::errand::{called, kept_back};
+use super::errand::{called, kept_back, may_log_in};
 use super::serve::SeatedWork;
 use crate::acl::{Account, DenialContext, DenialReason, DeniedAccess};
 use crate::command::registry;
@@ -55,6 +55,7 @@ async fn may_run(site: &Site, caller: &Caller, words: [&[u8]; 2]) -> Result<Seat
 
 /// Returns the account of credentials. The answer to wrong ones is kept back.
 async fn log_in(site: &Site, caller: &Caller, given: &Credentials) -> Result<Arc<Account>, Denial> {
+    may_log_in(caller)?;
     if let Some(account) = site.accounts.log_in(&given.user, &given.password) {
         site.guard.right(caller.ends.peer.ip());
         return Ok(account);

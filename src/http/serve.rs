@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -35,6 +35,10 @@ const MAX_CONNECTIONS: usize = 128;
 /// Maximum number of connections of an address beyond loopback, so that one machine cannot keep the
 /// health checks of others out.
 const MAX_OF_ADDRESS: usize = 32;
+
+/// Number of connections of an address that wrong passwords do not keep: clients behind a proxy share it, and
+/// some of them ask for health without a password.
+const SPARE_OF_ADDRESS: usize = 4;
 
 /// Maximum number of header lines of a request, and of bytes of its headers.
 const MAX_HEADERS: usize = 64;
@@ -170,16 +174,31 @@ struct Accepting {
     stop: CancellationToken,
 }
 
-/// The open connections, by number: the oldest come first.
+/// Connections, by number: the oldest come first.
+type Seats = BTreeMap<u64, Arc<Seat>>;
+
+/// The open connections.
 #[derive(Debug, Default)]
 struct Places {
-    seats: Mutex<BTreeMap<u64, Arc<Seat>>>,
+    seats: Mutex<Seats>,
     last: AtomicU64,
 }
 
 impl Places {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Seat>>> {
+    fn lock(&self) -> MutexGuard<'_, Seats> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the maximum number of connections of an address.
+    fn most_of(address: IpAddr) -> usize {
+        if address.is_loopback() { MAX_CONNECTIONS } else { MAX_OF_ADDRESS }
+    }
+
+    /// Returns true if wrong passwords keep as many places of an address as they may.
+    fn are_kept(seats: &Seats, address: IpAddr) -> bool {
+        let of_address = seats.values().filter(|seat| seat.address == address);
+        let kept = of_address.filter(|seat| seat.kept_until().is_some()).count();
+        kept >= Self::most_of(address) - SPARE_OF_ADDRESS
     }
 }
 
@@ -195,12 +214,15 @@ pub(super) struct Seat {
     kept_until: Mutex<Option<Instant>>,
     /// Tells it to end: another connection has its place.
     leave: CancellationToken,
+    /// The connections that it is one of.
+    places: Weak<Places>,
 }
 
 impl Seat {
-    pub(super) fn new(address: IpAddr) -> Self {
+    fn new(places: &Arc<Places>, address: IpAddr) -> Self {
         Self {
             address,
+            places: Arc::downgrade(places),
             is_trusted: AtomicBool::new(false),
             working: AtomicUsize::new(0),
             kept_until: Mutex::new(None),
@@ -215,9 +237,21 @@ impl Seat {
         SeatedWork(self.clone())
     }
 
+    /// Returns false if so many wrong passwords of its address wait for their answers that no further password
+    /// is to be looked at.
+    pub(super) fn may_log_in(&self) -> bool {
+        self.places.upgrade().is_none_or(|places| !Places::are_kept(&places.lock(), self.address))
+    }
+
     /// Keeps the place until the answer to a wrong password is due: connections of its own address do
-    /// not get it before. It is trusted no more than before.
+    /// not get it before. It is trusted no more than before. The last places of an address are not kept: that
+    /// bounds its guesses only by those that were looked at when the others were kept.
     pub(super) fn keep_until(&self, end: Instant) {
+        let places = self.places.upgrade();
+        let seats = places.as_ref().map(|places| places.lock());
+        if seats.as_ref().is_some_and(|seats| Places::are_kept(seats, self.address)) {
+            return;
+        }
         *self.kept_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
     }
 
@@ -258,7 +292,7 @@ impl ConnectionPlace {
     /// for another address.
     fn take(places: &Arc<Places>, address: IpAddr) -> Option<Self> {
         let address = address.to_canonical();
-        let most = if address.is_loopback() { MAX_CONNECTIONS } else { MAX_OF_ADDRESS };
+        let most = Places::most_of(address);
         let mut seats = places.lock();
         let mut of_each: HashMap<IpAddr, usize> = HashMap::new();
         seats.values().for_each(|seat| *of_each.entry(seat.address).or_default() += 1);
@@ -278,7 +312,7 @@ impl ConnectionPlace {
             seats.remove(&number)?.leave.cancel();
         }
         let number = places.last.fetch_add(1, Ordering::Relaxed);
-        let seat = Arc::new(Seat::new(address));
+        let seat = Arc::new(Seat::new(places, address));
         seats.insert(number, seat.clone());
         Some(Self { places: places.clone(), number, seat })
     }
@@ -397,6 +431,13 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
+    impl Seat {
+        /// Makes the answer to a wrong password due.
+        fn due(&self) {
+            *self.kept_until.lock().unwrap() = None;
+        }
+    }
+
     fn left(places: &[ConnectionPlace]) -> usize {
         places.iter().filter(|place| place.seat.leave.is_cancelled()).count()
     }
@@ -425,12 +466,19 @@ mod tests {
         let own: Vec<ConnectionPlace> =
             (0..MAX_OF_ADDRESS).filter_map(|_| ConnectionPlace::take(&places, from(1))).collect();
         let soon = Instant::now() + Duration::from_secs(600);
-        own[1..].iter().for_each(|place| place.seat.keep_until(soon));
-        let next = ConnectionPlace::take(&places, from(1)).expect("the place of the first one");
-        assert!(own[0].seat.leave.is_cancelled() && left(&own) == 1);
-        next.seat.keep_until(soon);
-        assert!(ConnectionPlace::take(&places, from(1)).is_none(), "all of them are kept");
-        assert!(!next.seat.is_trusted());
+        let most = MAX_OF_ADDRESS - SPARE_OF_ADDRESS;
+        own[1..most].iter().for_each(|place| place.seat.keep_until(soon));
+        assert!(own[0].seat.may_log_in());
+        own[most].seat.keep_until(soon);
+        // No further password of this address is looked at. One that is under way keeps nothing.
+        assert!(!own[0].seat.may_log_in() && !own[1].seat.may_log_in());
+        own[0].seat.keep_until(soon);
+        let health: Vec<ConnectionPlace> =
+            (0..20).filter_map(|_| ConnectionPlace::take(&places, from(1))).collect();
+        assert!(own[0].seat.leave.is_cancelled(), "the oldest that is not kept");
+        assert_eq!((health.len(), left(&own), left(&health)), (20, SPARE_OF_ADDRESS, 16));
+        assert_eq!(places.lock().len(), MAX_OF_ADDRESS);
+        assert!(!health[19].seat.is_trusted() && !health[19].seat.may_log_in());
         // Together, several addresses have all places: one of a further address gets one of them.
         let others: Vec<ConnectionPlace> = (2..5)
             .flat_map(|last| (0..MAX_OF_ADDRESS).map(move |_| last))
@@ -438,12 +486,14 @@ mod tests {
             .inspect(|place| place.seat.keep_until(soon))
             .collect();
         assert_eq!((others.len(), left(&others), places.lock().len()), (96, 0, MAX_CONNECTIONS));
-        let health = ConnectionPlace::take(&places, from(9)).expect("a place");
-        assert_eq!(left(&own) + left(&others) + left(std::slice::from_ref(&next)), 2);
-        next.seat.keep_until(Instant::now());
-        own.iter().for_each(|place| place.seat.keep_until(Instant::now()));
-        assert!(ConnectionPlace::take(&places, from(1)).is_some(), "the answers were due");
-        drop(health);
+        let other = ConnectionPlace::take(&places, from(9)).expect("a place");
+        assert_eq!((left(&own), left(&health), left(&others)), (SPARE_OF_ADDRESS, 17, 0));
+        assert!(other.seat.may_log_in(), "another address has guessed nothing");
+        own.iter().for_each(|place| place.seat.due());
+        assert!(health[19].seat.may_log_in(), "the answers were due");
+        let next = ConnectionPlace::take(&places, from(1)).expect("a place");
+        assert!(next.seat.may_log_in());
+        drop(other);
     }
 
     #[tokio::test]

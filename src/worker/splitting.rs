@@ -216,6 +216,8 @@ impl Worker {
         if let Some(first) = first {
             self.split_ended(first).await;
         }
+        // The changes of the open round, and its position, are older: their record comes first.
+        self.commit();
         let now_ms = self.node.clock.now_ms();
         self.partition.borrow_mut().put_source(now_ms, source)
     }

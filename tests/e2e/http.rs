@@ -282,6 +282,39 @@ fn metrics_need_the_password_and_the_right_to_see() {
     }
 }
 
+/// Clients behind a proxy share its address.
+#[test]
+fn wrong_passwords_keep_no_health_check_of_their_address_out() {
+    let web = Web::start(&["--requirepass", "secret"]);
+    let login = ["Authorization: Bearer secret"];
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut guessing = Vec::new();
+    loop {
+        for _ in 0..150 {
+            let mut socket = web.socket();
+            let _ = socket.write_all(
+                b"GET /get/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer wrong\r\n\r\n",
+            );
+            guessing.push(socket);
+        }
+        web.get("/healthz").is(200, "ok\n");
+        std::thread::sleep(Duration::from_millis(100));
+        // No password is looked at while so many answers wait.
+        let reply = web.ask("GET", "/metrics", &login, "");
+        if reply.status == 429 {
+            reply.refused(429, "too many wrong passwords");
+            break;
+        }
+        assert!(Instant::now() < deadline, "{reply:?}");
+        guessing.clear();
+    }
+    web.get("/healthz").is(200, "ok\n");
+    while web.ask("GET", "/get/x", &login, "").status != 200 {
+        assert!(Instant::now() < deadline, "the password is not looked at any more");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Asks for the pages that show figures, which are answered although no command is.
 #[track_caller]
 fn shows_figures(web: &Web, is_ready: f64, reason: &str) {
@@ -494,6 +527,26 @@ fn commands_obey_the_gate_of_every_session() {
     }
     let info = web.ask("POST", "/", &[JSON, login], r#"["INFO","commandstats"]"#).body;
     assert!(info.contains("cmdstat_get:calls="), "{info}");
+}
+
+#[test]
+fn no_reply_is_left_out() {
+    let web = Web::start(&[]);
+    let began = Instant::now();
+    for mode in ["OFF", "SKIP", "ON"] {
+        let body = format!(r#"["CLIENT","REPLY","{mode}"]"#);
+        web.post("/", &body).refused(400, "CLIENT REPLY is not allowed over HTTP");
+    }
+    let body = r#"[["CLIENT","REPLY","OFF"],["INCR","n"],["RESET"],["CLIENT","REPLY","SKIP"],["GET","n"]]"#;
+    let reply = web.post("/pipeline", body);
+    assert!(reply.status == 200, "{reply:?}");
+    assert_eq!(reply.body.matches("CLIENT REPLY is not allowed").count(), 2, "{reply:?}");
+    assert!(reply.body.ends_with(r#",{"result":"1"}]"#), "{reply:?}");
+    let body = r#"[["CLIENT","REPLY","OFF"],["INCR","n"],["CLIENT","REPLY","ON"]]"#;
+    let reply = web.post("/multi-exec", body);
+    assert!(reply.status == 200 && reply.body.contains(r#"{"result":2}"#), "{reply:?}");
+    assert_eq!(reply.body.matches("CLIENT REPLY is not allowed").count(), 2, "{reply:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -311,6 +311,33 @@ fn an_export_pairs_each_value_with_its_own_expiry() {
     });
 }
 
+#[test]
+fn a_value_larger_than_the_memory_budget_is_exported() {
+    let options = "--workers 1 --shards 1 --memory-budget 32mb --handover-interval-ms 50";
+    let server = Server::start(&options.split(' ').collect::<Vec<_>>());
+    let mut client = server.client();
+    for _ in 0..48 {
+        let mut push = redis::cmd("RPUSH");
+        push.arg("list").arg(vec![vec![b'e'; 48 << 10]; 22]).exec(&mut client).expect("stored");
+    }
+    ask(&mut client, "PEXPIREAT list 4000000000123");
+    ask(&mut client, "SET small 1");
+    let exported = server.dir().join("exported.rdb");
+    // No more rights than these, and that to read the keys.
+    let user = "reader on >secret ~* +info +select +scan +dump +pexpiretime +function|dump \
+        +client|setname";
+    assert_eq!(ask(&mut client, &format!("ACL SETUSER {user}")), "OK");
+    let output = run(&server, "export", &exported, &["--user", "reader", "-a", "secret"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("2 keys written"), "{said}{output:?}");
+    let other = Server::start(&[]);
+    import(&other, &exported, &[]);
+    let mut there = other.client();
+    assert_eq!(ask(&mut there, "LLEN list"), (48 * 22).to_string());
+    assert_eq!(ask(&mut there, "PEXPIRETIME list"), "4000000000123");
+    assert_eq!(ask(&mut there, "GET small"), "1");
+}
+
 /// Ends the writers of a test, also if it fails.
 struct StopAtEnd<'a>(&'a AtomicBool);
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 const OPTIONS: &[&str] = &["--workers", "2", "--shards", "2", "--handover-interval-ms", "100"];
@@ -138,12 +138,13 @@ fn a_shard_is_split_while_the_role_of_the_server_changes() {
                 for (host, port) in [("127.0.0.1", &*port), ("NO", "ONE")] {
                     let () = cmd("REPLICAOF").arg(host).arg(port).query(&mut client).expect("done");
                 }
-                thread::sleep(Duration::from_millis(20 * pause));
+                thread::sleep(Duration::from_millis(20 + 20 * pause));
             }
         });
         // The positions may keep it from being flushed in time.
-        for _ in 0..60 {
-            splits += usize::from(splits < 5 && split(&mut client, &["0"]).is_ok());
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while splits < 5 && Instant::now() < deadline {
+            splits += usize::from(split(&mut client, &["0"]).is_ok());
         }
         ended.store(true, Ordering::Relaxed);
     });

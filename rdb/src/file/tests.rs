@@ -99,6 +99,30 @@ fn fields_that_expire_need_the_newer_version() {
 }
 
 #[test]
+fn nothing_is_left_of_a_key_that_was_taken_back() {
+    let field = crate::HashField { name: vec![1], value: vec![2], expire_at_ms: Some(9) };
+    let hash = dump(&Object::Hash(vec![field]), &Limits::default());
+    let objects = some_objects();
+    let mut output = Output::new(Cursor::new(Vec::new())).unwrap();
+    output.aux("name", "value").unwrap();
+    output.database(0, objects.len() as u64, 0).unwrap();
+    for (name, object) in &objects {
+        let mark = output.mark();
+        output.key(b"taken back", None, hash[0]).unwrap();
+        output.object(&hash[1..hash.len() - FOOTER_LEN]).unwrap();
+        output.rewind(mark).unwrap();
+        let bytes = output.bytes() as usize;
+        output.file_mut().get_mut().truncate(bytes);
+        let payload = dump(object, &Limits::default());
+        output.key(name.as_bytes(), Some(77), payload[0]).unwrap();
+        output.object(&payload[1..payload.len() - FOOTER_LEN]).unwrap();
+    }
+    let (version, file) = output.finish().unwrap();
+    assert_eq!(version, VERSION);
+    assert!(file.into_inner() == written(&objects));
+}
+
+#[test]
 fn everything_beside_keys() {
     let mut file = b"REDIS0004".to_vec();
     file.extend(b"\xfa\x01a\xc0\x05"); // aux

@@ -17,6 +17,13 @@ pub struct Output<W> {
     bytes: u64,
 }
 
+/// A place in a file that is being written, between two of its parts.
+pub struct OutputMark {
+    digests: [Digest<'static, u64, Table<16>>; 2],
+    has_field_expiry: bool,
+    bytes: u64,
+}
+
 fn magic(version: u16) -> [u8; 9] {
     let mut magic = *b"REDIS0000";
     for (at, digit) in format!("{version:04}").bytes().enumerate() {
@@ -56,6 +63,12 @@ impl<W: Write> Output<W> {
     /// Returns the number of bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns this place, to come back to by [`rewind`](Self::rewind).
+    pub fn mark(&self) -> OutputMark {
+        let (digests, has_field_expiry) = (self.digests.clone(), self.has_field_expiry);
+        OutputMark { digests, has_field_expiry, bytes: self.bytes }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -148,6 +161,18 @@ impl<W: Write> Output<W> {
 }
 
 impl<W: Write + Seek> Output<W> {
+    /// Goes back to a place in this file, as if nothing had been written since. The caller cuts off the bytes
+    /// behind it.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn rewind(&mut self, mark: OutputMark) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start(mark.bytes))?;
+        let OutputMark { digests, has_field_expiry, bytes } = mark;
+        (self.digests, self.has_field_expiry, self.bytes) = (digests, has_field_expiry, bytes);
+        Ok(())
+    }
+
     /// Completes the file, and returns its version and the file.
     ///
     /// # Errors

@@ -239,9 +239,8 @@ fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         return Err(format!("ERR Unrecognized option '{shown}'").into());
     }
     if !is_printable(value) {
-        return Err(
-            format!("ERR {shown} cannot contain spaces, newlines or special characters.").into()
-        );
+        let text = format!("ERR {shown} cannot contain spaces, newlines or special characters.");
+        return Err(text.into());
     }
     let value = String::from_utf8_lossy(value).into_owned();
     let mut labels = cx.session.client.labels();
@@ -302,6 +301,9 @@ fn capa(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 
 /// `CLIENT REPLY <ON | OFF | SKIP>`
 fn reply(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
+    if cx.session.client.is(ClientState::HTTP) {
+        return Err("ERR CLIENT REPLY is not allowed over HTTP: each command is answered".into());
+    }
     let word = arg(args, 2)?;
     if is_word(word, "on") {
         cx.session.reply_mode = ReplyMode::On;

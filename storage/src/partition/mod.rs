@@ -270,13 +270,14 @@ impl Partition {
         now_ms: u64,
         source: &SourcePosition,
     ) -> Result<Lsn, JournalError> {
-        // One of the open round is older, and its record comes behind this one.
-        self.store.source = None;
         let mut record = Sealed::default();
         let shard = self.shards.keys().next().copied().unwrap_or_default();
         let ops = record.ops.entry(shard).or_default();
         ops.put(&SourcePosition::row_key(), &source.encode(), false);
-        self.put_control(now_ms, &record)
+        let lsn = self.put_control(now_ms, &record)?;
+        // One of the open round is older, and its record comes behind this one.
+        self.store.source = None;
+        Ok(lsn)
     }
 
     /// Appends a record of control rows, and merges it.

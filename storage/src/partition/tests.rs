@@ -378,8 +378,11 @@ async fn nothing_is_written_into_a_shard_that_is_away() {
     let partition = &mut world.workers[0];
     let refused = partition.put_libraries(NOW, &[(&b"gone"[..], None)], Vec::new());
     assert!(matches!(refused, Err(JournalError::NotOwned(NotOwned { slot: 0 }))));
+    partition.store.source = Some(SourcePosition { serial: 7, ..SourcePosition::default() });
     let refused = partition.put_source(NOW, &SourcePosition::default());
     assert!(matches!(refused, Err(JournalError::NotOwned(_))));
+    let open = partition.store.source.take();
+    assert_eq!(open.map(|open| open.serial), Some(7), "that of the open round stays");
     assert_eq!(world.journal.end(), end);
     // It comes back as it was.
     world.attach(0, none);
