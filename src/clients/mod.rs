@@ -85,6 +85,8 @@ bitflags! {
         const SERVER = 1 << 18;
         /// Its next command, which is not counted yet, waits for the end of a pause.
         const PAUSED = 1 << 19;
+        /// The client has quit: it gets the replies that are left, and nothing else; it is not shown.
+        const QUIT = 1 << 20;
     }
 }
 
@@ -505,8 +507,8 @@ impl Client {
         }
     }
 
-    /// Adds a push in two parts ([`Outbox::push`]), and returns the waker of the connection's task
-    /// if it has to be woken.
+    /// Adds a push in two parts ([`Outbox::push`]), unless the client has quit, and returns the waker of
+    /// the connection's task if it has to be woken.
     #[must_use]
     pub fn put(
         &self,
@@ -515,6 +517,9 @@ impl Client {
         limits: &OutputBufferLimits,
         now_ms: u64,
     ) -> Option<Waker> {
+        if self.is(ClientState::QUIT) {
+            return None;
+        }
         self.outbox.push(head, body, self.allowed(limits), now_ms).unwrap_or_else(|TooSlow| {
             self.close_slow();
             None

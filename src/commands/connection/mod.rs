@@ -5,6 +5,7 @@ mod flags;
 mod handshake;
 mod tracking;
 
+use crate::clients::ClientState;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, CallStop};
 use crate::session::chosen_db;
@@ -68,9 +69,9 @@ fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
 
 /// `QUIT`
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    // It stays among the clients until its replies are written: it may never read them.
+    cx.session.client.set(ClientState::QUIT, true);
     cx.session.take_pushes(cx.out);
-    // No message is redirected to the client once it has its reply.
-    cx.node.clients.remove(cx.session.client.id);
     cx.out.ok();
     Err(CallStop::Close)
 }
