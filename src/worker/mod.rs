@@ -393,9 +393,10 @@ impl Worker {
         {
             self.rounds.forget_given_up();
         }
+        // A client hears of a change behind the reply that it changes.
+        self.deliver_shown();
         self.tell_news();
         self.release_held();
-        self.deliver_shown();
     }
 
     /// Sends a command to replicas that changes no data.
