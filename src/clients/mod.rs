@@ -337,10 +337,9 @@ impl Client {
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
-    /// Resets the state that RESET resets.
+    /// Resets the state that RESET resets, except the protocol of its messages.
     pub(crate) fn reset(&self) {
         self.set_db(0);
-        self.set_resp(2);
         self.set(
             ClientState::NO_EVICT
                 | ClientState::NO_TOUCH

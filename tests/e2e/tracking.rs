@@ -397,3 +397,34 @@ fn a_client_that_waited_hears_of_changes_behind_its_reply() {
         }
     }
 }
+
+#[test]
+fn a_client_that_is_reset_gets_no_message_of_its_former_protocol() {
+    let options = ["--workers", "2", "--shards", "2", "--accept-mode", "round-robin"];
+    let server = Server::start(&options);
+    let (mut target, mut tracking) = (Raw::connect(&server), server.client());
+    target.send("CLIENT ID\r\n");
+    let id = target.lines(1).split_off(1);
+    run(&mut tracking, &["CLIENT", "TRACKING", "ON", "REDIRECT", &id, "BCAST"]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = server.client();
+            while !stop.load(Ordering::Relaxed) {
+                run(&mut writer, &["SET", "x", "v"]);
+            }
+        });
+        for round in 0..300 {
+            target.send("HELLO 3\r\nPING\r\n");
+            while target.lines(1) != "+PONG" {}
+            target.send("RESET\r\n");
+            while target.lines(1) != "+RESET" {}
+            target.send("PING\r\n");
+            let next = target.lines(1);
+            // A failure must end the writer, too.
+            stop.fetch_or(next != "+PONG", Ordering::Relaxed);
+            assert_eq!(next, "+PONG", "round {round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}

@@ -12,7 +12,7 @@ use crate::session::chosen_db;
 use crate::unit::{Unit, UnitOutcome};
 use flags::ANY_TIME;
 use flagstone_commands::{CommandFlags, Ctx, Group, arg, error, flag};
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Proto};
 
 /// `PING [message]`
 fn ping(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
@@ -84,8 +84,7 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     if !authenticated {
         cx.node.clients.estrange(&cx.session.client, cx.node.clock.now_ms());
     }
-    cx.session.take_pushes(cx.out);
-    cx.out.set_proto(cx.session.proto);
+    handshake::change_protocol(cx, Proto::Resp2);
     cx.out.simple("RESET");
     Ok(())
 }
