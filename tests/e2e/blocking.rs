@@ -485,6 +485,7 @@ fn a_stream_or_a_group_that_takes_the_place_of_an_equal_one_wakes_its_waiters() 
         assert!(!ran.contains("ERR"), "{changes}: {ran}");
         let got = waiting.read();
         assert!(got.starts_with(told), "{changes}: {got}");
+        watcher.wait_info("total_blocking_keys", 0);
     }
 }
 
