@@ -109,7 +109,7 @@ impl Session {
         }
     }
 
-    /// Resets everything but the connection's identity (RESET).
+    /// Resets everything but the connection's identity and the protocol of its messages (RESET).
     pub fn reset(&mut self, account: Arc<Account>, authenticated: bool) {
         self.end_transaction();
         let client = self.client.clone();

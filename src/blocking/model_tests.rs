@@ -185,7 +185,7 @@ impl Serves for ModelWorker {
             return None;
         }
         let shared = self.net.shared.lock().unwrap();
-        let state = [shared.pushed.get(key).copied().unwrap_or(0), 0, 0, 0];
+        let state = [shared.pushed.get(key).copied().unwrap_or(0), 0, 0, 0, 0, 0];
         let has_any = shared.lists.get(key).is_some_and(|list| !list.is_empty());
         // A stream without new entries still has a type.
         let exists = has_any || thread_rng().gen_ratio(1, 3);

@@ -12,12 +12,13 @@ use std::sync::Arc;
 pub(crate) struct Content {
     /// Type of the value; "none" if the key does not exist.
     pub(crate) type_name: &'static str,
-    /// State of a stream: while it is unchanged, a waiter that has found nothing finds nothing.
-    pub(crate) state: [u64; 4],
+    /// State of a stream: while it is unchanged, a waiter that has found nothing finds nothing. Another
+    /// stream in its place, or another group of the same name, has another state.
+    pub(crate) state: [u64; 6],
 }
 
 impl Content {
-    pub(crate) const NONE: Self = Self { type_name: "none", state: [0; 4] };
+    pub(crate) const NONE: Self = Self { type_name: "none", state: [0; 6] };
 }
 
 /// The waiters of a key by number, so in FIFO order. Nearly all keys have one, which needs no map.
@@ -353,7 +354,7 @@ mod tests {
 
     /// Returns the numbers of the waiters that are served from a key, in order.
     fn order(table: &mut WaitTable, name: &str, type_name: &'static str) -> Vec<u64> {
-        order_in(table, name, Content { type_name, state: [0; 4] })
+        order_in(table, name, Content { type_name, state: [0; 6] })
     }
 
     fn order_in(table: &mut WaitTable, name: &str, holds: Content) -> Vec<u64> {
@@ -368,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_waiter_that_found_nothing_in_a_stream_looks_again_when_it_changes() {
-        let holds = |last_id| Content { type_name: "stream", state: [last_id, 0, 0, 0] };
+        let holds = |last_id| Content { type_name: "stream", state: [0, last_id, 0, 0, 0, 0] };
         let a = waiter(2, &["x"], Awaited::Stream);
         let b = waiter(3, &["x"], Awaited::Group);
         let mut table = table(&[&a, &b]);

@@ -1,6 +1,6 @@
 //! The end of a client's connection, which others ask for.
 
-use super::{Cancel, Client};
+use super::{Cancel, Client, ClientState};
 use std::sync::atomic::Ordering;
 
 impl Client {
@@ -14,6 +14,17 @@ impl Client {
 
     pub fn is_killed(&self) -> bool {
         self.killed.load(Ordering::Acquire)
+    }
+
+    /// Returns true if messages may be redirected to it: it was not killed, and has not quit.
+    pub fn may_hear(&self) -> bool {
+        !self.is_killed() && !self.is(ClientState::QUIT)
+    }
+
+    /// Returns true if it has quit, and no reply is left for it to read: its connection is about to be
+    /// closed.
+    pub fn has_left(&self) -> bool {
+        self.is(ClientState::QUIT) && self.outbox.size().1 == 0
     }
 
     /// Asks the connection's task to run no further commands, and to close the connection once the

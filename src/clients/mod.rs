@@ -5,6 +5,7 @@
 //! of a client that connections and workers share: the [`Turn`] of a blocked command, the [`Watch`]
 //! of a transaction, and the count of refused clients.
 
+mod activity;
 mod arrivals;
 mod ending;
 mod farewell;
@@ -87,6 +88,8 @@ bitflags! {
         const PAUSED = 1 << 19;
         /// Its commands come by the HTTP port, which counts their replies; it is not shown.
         const HTTP = 1 << 20;
+        /// The client has quit: it gets the replies that are left, and nothing else; it is not shown.
+        const QUIT = 1 << 21;
     }
 }
 
@@ -122,6 +125,8 @@ pub struct Client {
     pub worker: usize,
     pub created_ms: u64,
     last_ms: AtomicU64,
+    /// True while its commands run, until their replies are written.
+    running: AtomicBool,
     db: AtomicU32,
     /// RESP version: 2 or 3.
     resp: AtomicU32,
@@ -197,6 +202,7 @@ impl Client {
             worker,
             created_ms: now_ms,
             last_ms: AtomicU64::new(now_ms),
+            running: AtomicBool::new(false),
             db: AtomicU32::new(0),
             resp: AtomicU32::new(2),
             states: AtomicU32::new(0),
@@ -306,15 +312,6 @@ impl Client {
         self.redirect.store(client, Ordering::Relaxed);
     }
 
-    /// Returns the time of its last command, ms since the Unix epoch.
-    pub fn last_ms(&self) -> u64 {
-        self.last_ms.load(Ordering::Relaxed)
-    }
-
-    pub fn seen_at(&self, now_ms: u64) {
-        self.last_ms.store(now_ms, Ordering::Relaxed);
-    }
-
     /// Counts the start of a command ([`crate::command::Command::id`]).
     pub fn runs(&self, command: usize) {
         self.last_command.store(command as u32 + 1, Ordering::Relaxed);
@@ -342,17 +339,9 @@ impl Client {
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
-    /// Returns true if it may be idle for any time: it is subscribed, monitors, is blocked, follows, or is
-    /// a server of the cluster.
-    pub fn may_be_idle(&self) -> bool {
-        let states = ClientState::PUBSUB | ClientState::MONITOR | ClientState::BLOCKED;
-        self.is(states | ClientState::REPLICA | ClientState::SERVER)
-    }
-
-    /// Resets the state that RESET resets.
+    /// Resets the state that RESET resets, except the protocol of its messages.
     pub(crate) fn reset(&self) {
         self.set_db(0);
-        self.set_resp(2);
         self.set(
             ClientState::NO_EVICT
                 | ClientState::NO_TOUCH
@@ -507,8 +496,8 @@ impl Client {
         }
     }
 
-    /// Adds a push in two parts ([`Outbox::push`]), and returns the waker of the connection's task
-    /// if it has to be woken.
+    /// Adds a push in two parts ([`Outbox::push`]), unless the client has quit, and returns the waker of
+    /// the connection's task if it has to be woken.
     #[must_use]
     pub fn put(
         &self,
@@ -517,6 +506,9 @@ impl Client {
         limits: &OutputBufferLimits,
         now_ms: u64,
     ) -> Option<Waker> {
+        if self.is(ClientState::QUIT) {
+            return None;
+        }
         self.outbox.push(head, body, self.allowed(limits), now_ms).unwrap_or_else(|TooSlow| {
             self.close_slow();
             None

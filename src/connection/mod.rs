@@ -249,6 +249,7 @@ impl Connection {
             };
             while let Some(more) = rest {
                 self.reply(&out).await?;
+                self.session.client.goes_on();
                 (out, rest) = more.next(&self.worker).await;
             }
             self.serve_penalty().await;
@@ -272,6 +273,7 @@ impl Connection {
                 Pause::Close => return Ok(false),
                 Pause::Flush => self.end_turn().await,
                 Pause::Barrier => {
+                    self.session.client.goes_on();
                     // Its state is large, and most of the time a connection has none.
                     if !Box::pin(self.run_together()).await?
                         && !Box::pin(self.run_barrier()).await?
@@ -340,7 +342,7 @@ impl Connection {
         let mut settings = self.worker.settings();
         let mut limits = self.limits(&settings);
         let client = &self.session.client;
-        client.seen_at(cycle.now_ms());
+        client.begins(cycle.now_ms());
         client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
         let mut ahead = self.worker.buffers.take_ahead();

@@ -61,6 +61,7 @@ impl Connection {
         let now = Instant::now();
         let may_wait = self.put_off_at.is_none_or(|at| now.saturating_duration_since(at) < SOON);
         if has_next && may_wait && self.wire().put_off(out.as_bytes()) {
+            self.session.client.ends(|| self.worker.recent_ms());
             self.put_off_at.get_or_insert(now);
             return Ok(());
         }
@@ -86,6 +87,7 @@ impl Connection {
     pub(super) async fn reply(&mut self, out: &Reply) -> std::io::Result<()> {
         self.put_off_at = None;
         let client = &self.session.client;
+        client.ends(|| self.worker.recent_ms());
         if !self.session.is_trusted() && !self.session.was_authenticated {
             let in_blocks = self.worker.node.replies_in_blocks.load(Ordering::Relaxed);
             self.told_stranger += if in_blocks { out.len().max(REPLY_BLOCK) } else { out.len() };

@@ -18,6 +18,8 @@ impl Connection {
     /// Waits for something to read; sends unread replies, then pushes meanwhile. Returns false if the
     /// connection is to end.
     pub(super) async fn wait_readable(&mut self) -> Result<bool> {
+        // Their replies may have been unwanted.
+        self.session.client.ends(|| self.worker.recent_ms());
         let mut sent = false;
         loop {
             let event = poll_fn(|cx| -> Poll<Result<Event>> {

@@ -91,6 +91,7 @@ impl Wire<'_> {
             let left = self.try_write(part)?;
             self.write_rest(left, false).await?;
         }
+        self.took(bytes);
         self.client.outbox.written(piece);
         Ok(bytes)
     }
@@ -162,6 +163,7 @@ impl Wire<'_> {
         }
         match self.stream.try_write(self.unread.bytes()) {
             Ok(n) => {
+                self.took(n);
                 self.unread.written(n);
                 self.client.outbox.set_replies(self.unread.memory());
                 Ok(n)
@@ -181,6 +183,13 @@ impl Wire<'_> {
             Ok(n) => Ok(&out[n..]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(out),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Notes that the client has taken bytes: it is not idle.
+    fn took(&self, bytes: usize) {
+        if bytes > 0 {
+            self.client.seen_since(self.worker.recent_ms());
         }
     }
 
@@ -205,7 +214,10 @@ impl Wire<'_> {
             }
             self.stream.writable().await?;
             match self.stream.try_write(left) {
-                Ok(n) => left = &left[n..],
+                Ok(n) => {
+                    self.took(n);
+                    left = &left[n..];
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }

@@ -94,7 +94,7 @@ impl Audience<'_> {
             });
             return;
         }
-        if let Some(target) = self.clients.get(redirect).filter(|target| !target.is_killed()) {
+        if let Some(target) = self.clients.get(redirect).filter(|target| target.may_hear()) {
             let listens = target.is(ClientState::PUBSUB);
             self.push_rendered(&target, |proto| match proto {
                 Proto::Resp3 => Some((invalidate_head(), invalid.body(proto))),

@@ -64,6 +64,19 @@ impl Worker {
         self.watch.get()
     }
 
+    /// Returns the time, ms since the Unix epoch, as it was when the last timed command ended or the next
+    /// began, or when the periodic work last ran. It takes no look at the clock.
+    #[inline]
+    pub(crate) fn recent_ms(&self) -> u64 {
+        let (at, ms) = self.upkeep.looked.get();
+        ms + self.last_ran().saturating_duration_since(at).as_millis() as u64
+    }
+
+    /// Looks at the clock for [`Self::recent_ms`].
+    pub(super) fn look_at_clock(&self) {
+        self.upkeep.looked.set((Instant::now(), self.node.clock.now_ms()));
+    }
+
     /// Returns the time since the last command ended or the watch was started, and starts it again.
     pub(crate) fn lap(&self) -> Duration {
         let now = Instant::now();

@@ -42,6 +42,7 @@ impl Worker {
         loop {
             tick.tick().await;
             let began = Instant::now();
+            self.look_at_clock();
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
@@ -72,7 +73,7 @@ impl Worker {
     }
 
     /// Closes connections that were idle for longer than `timeout`, except those that are blocked
-    /// or subscribed.
+    /// or subscribed: they have sent nothing, taken nothing of their replies, and run no command.
     fn close_idle_clients(&self) {
         let timeout_ms = u64::from(self.settings().timeout_seconds) * 1000;
         if timeout_ms == 0 || self.id != 0 {

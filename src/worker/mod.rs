@@ -150,8 +150,9 @@ struct Observers {
 }
 
 /// State of the periodic checks.
-#[derive(Default)]
 struct Upkeep {
+    /// The time when the periodic work last ran, and its ms since the Unix epoch.
+    looked: Cell<(Instant, u64)>,
     /// Bytes of the budget for decoded values that pending rows may use.
     loan: Cell<usize>,
     /// Progress of hand-overs and of the journal's store at the last pressure check.
@@ -161,6 +162,21 @@ struct Upkeep {
     told: stall::RecentErrors,
     outboxes_checked_ms: Cell<u64>,
     clients_seen_ms: Cell<u64>,
+}
+
+impl Upkeep {
+    fn new(now_ms: u64) -> Self {
+        Self {
+            looked: Cell::new((Instant::now(), now_ms)),
+            loan: Cell::default(),
+            progress: Cell::default(),
+            cpu_wait: cpu_wait::CpuWait::default(),
+            turns: event_loop::EventLoop::default(),
+            told: stall::RecentErrors::default(),
+            outboxes_checked_ms: Cell::default(),
+            clients_seen_ms: Cell::default(),
+        }
+    }
 }
 
 /// Runs a command that needs more than this worker: keys of others, or a thread of its own. The
@@ -207,7 +223,8 @@ impl Worker {
         let settings = (node.config.generation(), own_settings(&node.config));
         let locks = LockTable::new(node.layout.clone());
         let hop = hop::Hop::new(id, node.workers, hop::UNDER_WAY);
-        let hot_keys = hot_keys::HotKeys::new(node.clock.now_ms());
+        let now_ms = node.clock.now_ms();
+        let hot_keys = hot_keys::HotKeys::new(now_ms);
         Rc::new(Self {
             id,
             node,
@@ -222,7 +239,7 @@ impl Worker {
             buffers: Buffers::default(),
             passes: materialise::Passes::default(),
             expiry: expiry::ActiveExpiry::default(),
-            upkeep: Upkeep::default(),
+            upkeep: Upkeep::new(now_ms),
             loader: load::ColdLoader::default(),
             evictor: eviction::Evictor::default(),
             parking: parked::Parking::default(),
@@ -377,9 +394,10 @@ impl Worker {
         {
             self.rounds.forget_given_up();
         }
+        // A client hears of a change behind the reply that it changes.
+        self.deliver_shown();
         self.tell_news();
         self.release_held();
-        self.deliver_shown();
     }
 
     /// Sends a command to replicas that changes no data.

@@ -86,10 +86,12 @@ impl Serves for Rc<Worker> {
         let content = store.peek(*db, key).ok()?.map_or(Content::NONE, |entry| {
             let state = match &entry.value {
                 Value::Stream(stream) => {
-                    let last_id = stream.last_id();
-                    [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
+                    let (last_id, groups) = (stream.last_id(), stream.groups());
+                    let added = stream.entries_added();
+                    let [instance, created] = [stream.instance(), groups.created()];
+                    [instance, last_id.ms, last_id.seq, added, created, groups.len()]
                 }
-                _ => [0; 4],
+                _ => [0; 6],
             };
             Content { type_name: entry.value.type_name(), state }
         });

@@ -462,6 +462,34 @@ fn waiters_see_a_transaction_when_all_of_its_commands_have_run() {
 }
 
 #[test]
+fn a_stream_or_a_group_that_takes_the_place_of_an_equal_one_wakes_its_waiters() {
+    let (server, mut watcher, mut writer) = with_clients();
+    let delivered = "[[s [[1-1 [f v]]]]]";
+    for (changes, told) in [
+        ("XGROUP DESTROY s g\nXGROUP CREATE s g 0", delivered),
+        ("XGROUP DESTROY s g\nXGROUP CREATE s h 0", "-NOGROUP"),
+        ("DEL s\nXADD s 1-1 f v\nXGROUP CREATE s g 0", delivered),
+        ("RENAME t s", delivered),
+        ("COPY t s REPLACE", delivered),
+    ] {
+        let fill =
+            "DEL s t\nXADD s 1-1 f v\nXGROUP CREATE s g $\nXADD t 1-1 f v\nXGROUP CREATE t g 0";
+        fill.lines().for_each(|command| _ = writer.ask(command));
+        let command = "XREADGROUP GROUP g c BLOCK 0 STREAMS s >";
+        let mut waiting = Client::waiting(&server, &mut watcher, command);
+        // It has looked, and found nothing.
+        watcher.wait_info("total_blocking_keys", 1);
+        assert_eq!(writer.ask("MULTI"), "OK");
+        changes.lines().for_each(|command| assert_eq!(writer.ask(command), "QUEUED"));
+        let ran = writer.ask("EXEC");
+        assert!(!ran.contains("ERR"), "{changes}: {ran}");
+        let got = waiting.read();
+        assert!(got.starts_with(told), "{changes}: {got}");
+        watcher.wait_info("total_blocking_keys", 0);
+    }
+}
+
+#[test]
 fn every_element_is_delivered_once_however_clients_come_and_go() {
     const ELEMENTS: usize = 3000;
     const KEYS: usize = 8;

@@ -422,6 +422,46 @@ fn a_silent_client_is_closed_by_the_timeout_of_now() {
     assert!(began.elapsed() < PATIENCE);
 }
 
+/// Its command may run, or it may read its reply, for longer than `timeout`.
+#[test]
+fn the_timeout_closes_nobody_who_waits_for_a_reply_or_reads_it() {
+    use std::io::{Read, Write};
+    const LONG: usize = 40 << 20;
+    let server = Server::start(&["--workers", "2", "--enable-debug-command", "yes"]);
+    let mut admin = server.client();
+    let () = redis::cmd("SET").arg("long").arg("v".repeat(LONG)).query(&mut admin).expect("set");
+    assert_eq!(ask(&mut admin, "CONFIG SET timeout 2"), "ok");
+    let send = |commands: &str| {
+        let mut socket = server.socket();
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        socket.write_all(commands.as_bytes()).expect("sent");
+        socket
+    };
+    let mut sleeper = send("DEBUG SLEEP 4\r\n");
+    let mut reader = send("GET long\r\n");
+    // One that reads nothing of it is idle, also if it is behind its QUIT.
+    let idle = send("CLIENT SETNAME idle\r\nGET long\r\nQUIT\r\n");
+    let mut left = LONG + format!("${LONG}\r\n\r\n").len();
+    let mut piece = vec![0; 1 << 20];
+    while left > 0 {
+        let n = reader.read(&mut piece).expect("more of the reply");
+        assert!(n > 0, "it ends {left} bytes too early");
+        left -= n;
+        // 40 pieces take four seconds.
+        std::thread::sleep(Duration::from_micros((n as u64 * 100_000) >> 20));
+        ask(&mut admin, "PING");
+    }
+    let mut reply = [0; 5];
+    sleeper.read_exact(&mut reply).expect("the reply");
+    assert_eq!(&reply, b"+OK\r\n");
+    let deadline = Instant::now() + PATIENCE;
+    while ask(&mut admin, "CLIENT LIST").contains(" name=idle ") {
+        assert!(Instant::now() < deadline, "the idle one is not closed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(idle);
+}
+
 /// Directives of Redis whose mechanism is absent are taken, and the log says so.
 #[test]
 fn directives_without_effect_are_named_in_the_log() {

@@ -1,6 +1,8 @@
 //! Clients that cache the keys that they have read.
 
 use super::Server;
+use super::blind::{info, run};
+use super::pubsub::Raw;
 use redis::{Commands, PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -357,4 +359,72 @@ fn reads_of_units_at_a_coordinator_are_remembered() {
             assert_eq!(told, ["a", "b"], "{workers} workers, {options:?}, {unit:?}");
         }
     }
+}
+
+#[test]
+fn a_client_that_waited_hears_of_changes_behind_its_reply() {
+    let options = ["--workers", "2", "--shards", "2", "--accept-mode", "round-robin"];
+    let server = Server::start(&options);
+    let mut writer = server.client();
+    // Both workers have one.
+    let mut waiting = [Raw::connect(&server), Raw::connect(&server)];
+    for client in &mut waiting {
+        client.send("HELLO 3\r\nCLIENT TRACKING ON\r\n");
+        while client.lines(1) != "+OK" {}
+    }
+    for round in 0..200 {
+        for client in &mut waiting {
+            client.send("XREAD BLOCK 0 STREAMS s $\r\n");
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while info(&mut writer, "blocked_clients") != "2" {
+            assert!(Instant::now() < deadline, "they do not wait");
+        }
+        // The first entry is what they are shown, and the second one changes that in the same round.
+        let mut entries = redis::pipe();
+        (0..2).for_each(|_| _ = entries.cmd("XADD").arg(&["s", "*", "f", "v"]));
+        let () = entries.query(&mut writer).expect("added");
+        for client in &mut waiting {
+            let first = client.lines(1);
+            assert_eq!(first, "%1", "round {round}: its reply comes first");
+            client.lines(11);
+        }
+        // Nothing that they have read is current.
+        run(&mut writer, &["XADD", "s", "*", "f", "v"]);
+        for client in &mut waiting {
+            client.send("PING\r\n");
+            while client.lines(1) != "+PONG" {}
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_reset_gets_no_message_of_its_former_protocol() {
+    let options = ["--workers", "2", "--shards", "2", "--accept-mode", "round-robin"];
+    let server = Server::start(&options);
+    let (mut target, mut tracking) = (Raw::connect(&server), server.client());
+    target.send("CLIENT ID\r\n");
+    let id = target.lines(1).split_off(1);
+    run(&mut tracking, &["CLIENT", "TRACKING", "ON", "REDIRECT", &id, "BCAST"]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = server.client();
+            while !stop.load(Ordering::Relaxed) {
+                run(&mut writer, &["SET", "x", "v"]);
+            }
+        });
+        for round in 0..300 {
+            target.send("HELLO 3\r\nPING\r\n");
+            while target.lines(1) != "+PONG" {}
+            target.send("RESET\r\n");
+            while target.lines(1) != "+RESET" {}
+            target.send("PING\r\n");
+            let next = target.lines(1);
+            // A failure must end the writer, too.
+            stop.fetch_or(next != "+PONG", Ordering::Relaxed);
+            assert_eq!(next, "+PONG", "round {round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

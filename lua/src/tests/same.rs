@@ -143,7 +143,7 @@ fn errors_are_those_of_lua() {
         "local t = {} table.insert(t, 5, 'x') table.insert(t, -3, 'y') return tostring(#t) .. t[5] .. t[-3]",
         "local t = {1, nil, 3, nil, 5} table.insert(t, 1, 0) local s = '' for i = 1, 7 do s = s .. tostring(t[i]) end return s",
         "local t = {1, nil, 3, nil, 5} table.remove(t, 1) local s = '' for i = 1, 7 do s = s .. tostring(t[i]) end return s",
-        "return tostring(table.remove({})) .. tostring(table.remove({1}, 2)) .. select('#', table.remove({}))",
+        "return tostring((table.remove({}))) .. tostring((table.remove({1}, 2))) .. select('#', table.remove({}))",
         "return table.concat({[-1] = 'a', [0] = 'b'}, '', -1, 0) .. table.concat({1}, 'x', nil, nil)",
         "return table.maxn({1, 2, [-3] = 1, [7.5] = 1, x = 9}) .. table.maxn({})",
         "local s = '' table.foreachi({5, 6, 7}, function(i, v) s = s .. i .. v end) return s .. table.foreachi({1, 2}, function(i) return i == 2 and 'end' or nil end)",

@@ -152,7 +152,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let now_ms = cx.node.clock.now_ms();
     let mut text = String::new();
     for client in cx.node.clients.all() {
-        if filter.matches(&client, cx.session.client.id, now_ms) {
+        if !client.has_left() && filter.matches(&client, cx.session.client.id, now_ms) {
             client.describe(now_ms, client.id == cx.session.client.id, &mut text);
         }
     }

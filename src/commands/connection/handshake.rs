@@ -65,11 +65,7 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         cx.session.client.labels().name = name;
     }
     if let Some(version) = version {
-        let session = &mut *cx.session;
-        cx.node.broadcast.pubsub.between_messages(|| session.set_proto(version));
-        // Pushes sent so far are in the other protocol.
-        session.take_pushes(cx.out);
-        cx.out.set_proto(version);
+        change_protocol(cx, version);
     }
     answer(cx);
     Ok(())
@@ -88,6 +84,16 @@ fn protocol_version(text: &[u8]) -> Result<Proto, ErrorText> {
         Some(3) => Ok(Proto::Resp3),
         Some(_) => Err("NOPROTO unsupported protocol version".into()),
     }
+}
+
+/// Renders replies and messages in another protocol from now on. Messages of before come before the reply.
+pub(super) fn change_protocol(cx: &mut Call<'_>, version: Proto) {
+    let (session, out) = (&mut *cx.session, &mut *cx.out);
+    cx.node.broadcast.pubsub.between_messages(|| {
+        session.set_proto(version);
+        session.take_pushes(out);
+    });
+    out.set_proto(version);
 }
 
 fn answer(cx: &mut Call<'_>) {

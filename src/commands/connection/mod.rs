@@ -5,13 +5,14 @@ mod flags;
 mod handshake;
 mod tracking;
 
+use crate::clients::ClientState;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, CallStop};
 use crate::session::chosen_db;
 use crate::unit::{Unit, UnitOutcome};
 use flags::ANY_TIME;
 use flagstone_commands::{CommandFlags, Ctx, Group, arg, error, flag};
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Proto};
 
 /// `PING [message]`
 fn ping(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
@@ -68,9 +69,9 @@ fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
 
 /// `QUIT`
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
+    // It stays among the clients until its replies are written: it may never read them.
+    cx.session.client.set(ClientState::QUIT, true);
     cx.session.take_pushes(cx.out);
-    // No message is redirected to the client once it has its reply.
-    cx.node.clients.remove(cx.session.client.id);
     cx.out.ok();
     Err(CallStop::Close)
 }
@@ -83,8 +84,7 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     if !authenticated {
         cx.node.clients.estrange(&cx.session.client, cx.node.clock.now_ms());
     }
-    cx.session.take_pushes(cx.out);
-    cx.out.set_proto(cx.session.proto);
+    handshake::change_protocol(cx, Proto::Resp2);
     cx.out.simple("RESET");
     Ok(())
 }

@@ -54,6 +54,7 @@ impl<'a> Options<'a> {
         }
         let client = u64::try_from(id).ok().and_then(|id| cx.node.clients.get(id));
         self.redirect = client
+            .filter(|client| client.may_hear())
             .map(|client| client.id)
             .ok_or("ERR The client ID you want redirect to does not exist")?;
         Ok(())

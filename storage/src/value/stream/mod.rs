@@ -20,6 +20,7 @@ pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
 use paged::{Paged, PagedRows};
 pub use pending::PendingEntry;
 use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
 use trim::Cold;
 pub use trim::{Added, Threshold, Trim, TrimPlan};
 
@@ -60,6 +61,24 @@ pub struct Stream {
     cold: Vec<Cold>,
     /// 0 while packed into the meta row.
     version: u64,
+    instance: Instance,
+}
+
+/// The number of a value in memory, which no other one of the process has had: a copy has one of its own.
+#[derive(Debug)]
+struct Instance(u64);
+
+impl Default for Instance {
+    fn default() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+impl Clone for Instance {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
 }
 
 impl Default for Stream {
@@ -76,6 +95,7 @@ impl Default for Stream {
             groups: Groups::default(),
             cold: Vec::new(),
             version: 0,
+            instance: Instance::default(),
         }
     }
 }
@@ -153,6 +173,12 @@ impl Stream {
     /// Returns the number of nodes.
     pub fn node_count(&self) -> u64 {
         self.node_count
+    }
+
+    /// Returns a number that differs from that of each stream which was in its place before, also of one
+    /// with the same entries. One that is read from disk again has another one.
+    pub fn instance(&self) -> u64 {
+        self.instance.0
     }
 
     pub fn groups(&self) -> &Groups {

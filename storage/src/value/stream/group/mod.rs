@@ -96,6 +96,11 @@ impl Groups {
         self.count == 0
     }
 
+    /// Returns the number of groups ever created, also of those that are gone.
+    pub fn created(&self) -> u64 {
+        self.next_group - 1
+    }
+
     /// Returns the approximate memory use in bytes, in constant time.
     pub(super) fn memory(&self) -> usize {
         self.groups.memory() + self.names.memory() + self.consumers.memory() + self.pending.memory()
