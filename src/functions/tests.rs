@@ -104,7 +104,7 @@ fn names_and_descriptions_of_functions_take_no_more_memory_than_they_may() {
             end"
         )
     };
-    assert_eq!(library("lib", &body(10_000)).unwrap().functions.len(), 100);
+    assert_eq!(library("lib", &body(5_000)).unwrap().functions.len(), 100);
     for bytes in [MAX_BYTES / 100, 10 << 20] {
         assert_eq!(
             error(&body(bytes)),
