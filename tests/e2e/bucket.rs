@@ -309,7 +309,7 @@ fn log_of(server: &Server) -> String {
     fs::read_to_string(server.dir().join("log")).unwrap_or_default()
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(super) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {
         assert!(Instant::now() < deadline, "{what}");

@@ -13,7 +13,7 @@ use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, read_description};
 use crate::directory::{Location, remove_staged};
 use crate::engine::trial::try_engine;
-use crate::place::{Place, remove_tree, sizes};
+use crate::place::{Place, real_path, remove_tree, sizes};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use object_store::ObjectStoreExt;
@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::slice;
 
 const BACKUPS: &str = "backups";
@@ -143,20 +143,6 @@ pub fn refuse_inside(from: &Location, place: &Place) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns a path without links, of which the last parts need not exist.
-fn real_path(path: &Path) -> std::io::Result<PathBuf> {
-    let mut real = PathBuf::new();
-    for part in std::path::absolute(path)?.components() {
-        if part == Component::ParentDir {
-            real.pop();
-        } else {
-            real.push(part);
-            real = real.canonicalize().unwrap_or(real);
-        }
-    }
-    Ok(real)
 }
 
 /// The lock of a local place of backups.

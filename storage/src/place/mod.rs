@@ -9,6 +9,7 @@ mod guarded;
 mod home;
 mod metered;
 mod preflight;
+mod real;
 mod requests;
 mod shared;
 #[cfg(test)]
@@ -24,6 +25,7 @@ pub(crate) use guarded::{Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
+pub(crate) use real::real_path;
 pub(crate) use requests::{AskLimits, StoreAway, ask};
 pub(crate) use shared::{SHARED, Share, Shares, beside};
 
@@ -35,6 +37,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use real::without_parents;
 use shared::SharedStore;
 use slatedb::admin::{Admin, AdminBuilder};
 use stamp::{Stamps, Verified};
@@ -110,7 +113,7 @@ impl Place {
             bail!("an empty path names no directory");
         }
         let shown = dir.display().to_string();
-        let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
+        let dir = without_parents(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
         let files = Arc::new(Verified(LocalFileSystem::new().with_fsync(true), Stamps::Read));
         let store = Arc::new(Guarded::new(files, true));

@@ -95,6 +95,29 @@ async fn a_local_place_is_made_when_it_is_written_to() {
     assert_eq!(below.dir().expect("local"), dir.join("sub"));
 }
 
+#[tokio::test]
+async fn a_local_place_may_be_named_by_a_way_up() {
+    let temporary = tempfile::tempdir().expect("temporary directory");
+    let root = temporary.path().canonicalize().expect("a path");
+    std::fs::create_dir(root.join("here")).expect("a directory");
+    std::os::unix::fs::symlink(root.join("here"), root.join("link")).expect("a link");
+    for (named, dir) in [
+        ("here/../there", "there"),
+        ("not/yet/../../there", "there"),
+        ("link/../there", "there"),
+        ("link/there", "link/there"),
+    ] {
+        let place = Place::parse(root.join(named).to_str().expect("UTF-8")).expect("local");
+        assert_eq!(place.dir(), Some(&*root.join(dir)), "{named}");
+        place
+            .store()
+            .put(&place.path(&named.replace(['/', '.'], "-")), PutPayload::from_static(b"x"))
+            .await
+            .expect("put");
+    }
+    assert_eq!(std::fs::read_dir(root.join("there")).expect("listed").count(), 3);
+}
+
 /// A store that overwrites existing objects: always, or only upon concurrent requests.
 #[derive(Debug)]
 struct Careless {
