@@ -86,6 +86,24 @@ fn a_server_says_while_it_gives_a_shard_away() {
     }
 }
 
+#[test]
+fn an_answer_without_the_slots_that_were_given_away_meanwhile_proves_nothing() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    let asked = cluster.given();
+    assert_eq!((&*asked.word(), cluster.proven_by(&asked, 7)), ("-", 7));
+    cluster.begin_giving(0, None);
+    assert_eq!(cluster.proven_by(&asked, 7), 0);
+    let asked = cluster.given();
+    assert_eq!((&*asked.word(), cluster.proven_by(&asked, 8)), ("0-8191", 8));
+    // It may have come back: its records of before are still asked for.
+    cluster.set(0, ServedState::Served);
+    cluster.begin_giving(0, None);
+    assert_eq!(cluster.proven_by(&asked, 9), 9);
+    cluster.begin_giving(1, None);
+    assert_eq!((cluster.proven_by(&asked, 9), &*cluster.given().word()), (0, "0-16383"));
+}
+
 const ADDRESS: fn(u16) -> NodeAddress =
     |port| NodeAddress { host: "10.0.0.5".to_owned(), port, tls_port: None };
 

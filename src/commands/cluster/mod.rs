@@ -299,9 +299,9 @@ const SUBCOMMANDS: &[Spec] = &[
     },
     Spec {
         name: "beat",
-        arity: 7,
+        arity: 8,
         summary: "Asks a server of a cluster, for another one, whether it is there.",
-        arguments: "from:integer to:integer map:integer nonce:integer proof:string",
+        arguments: "from:integer to:integer map:integer nonce:integer given:string proof:string",
         run: Handler::Session(servers::beat),
         ..OF_SERVERS
     },
