@@ -351,6 +351,11 @@ impl Cluster {
         self.changed.notify_waiters();
     }
 
+    /// Returns true if a shard could not be taken, and is not served. One that is is tried no more, but may be noted yet.
+    pub fn is_untaken(&self, shard: u16) -> bool {
+        self.sight.is_untaken(shard) && self.state(shard) != ServedState::Served
+    }
+
     /// Returns the shards that are served here, in order.
     pub fn served(&self) -> impl Iterator<Item = u16> + '_ {
         (0..self.layout.shards()).filter(|shard| self.state(*shard) == ServedState::Served)

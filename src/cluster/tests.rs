@@ -226,6 +226,19 @@ fn a_replica_that_leaves_takes_nothing_over() {
 }
 
 #[test]
+fn a_shard_that_is_served_is_not_one_that_could_not_be_taken() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    cluster.sight.note_untaken([1].into_iter(), "damaged");
+    assert_eq!([0, 1].map(|shard| cluster.is_untaken(shard)), [false, true]);
+    cluster.set(1, ServedState::Expected);
+    assert!(cluster.is_untaken(1));
+    // The note stays until the next step.
+    cluster.set(1, ServedState::Served);
+    assert!(!cluster.is_untaken(1));
+}
+
+#[test]
 fn a_server_that_cannot_read_the_map_is_out_of_touch() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().start_paused(true).build().unwrap();
