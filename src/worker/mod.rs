@@ -147,6 +147,8 @@ struct Observers {
     tracking: RefCell<crate::tracking::Table>,
     /// Clients that watch keys of this worker.
     watching: RefCell<crate::watch::WatchTable>,
+    /// True once clients that track prefixes were told that the shards may be lost, until they are not.
+    has_told_of_loss: Cell<bool>,
 }
 
 /// State of the periodic checks.
