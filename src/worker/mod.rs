@@ -358,6 +358,9 @@ impl Worker {
             Err(failed) => {
                 self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.rounds.fail(&failed.error);
+                if failed.evictions > 0 {
+                    self.evictor.note_refusal();
+                }
                 // A client that waits because it found a key empty may have seen a change that
                 // failed.
                 self.touch_waiters(failed.keys());
