@@ -332,6 +332,34 @@ fn a_client_that_waits_by_tls_is_sent_to_the_port_for_that() {
     server.end();
 }
 
+/// The load that looks for an element of a list does not know which client waits.
+#[test]
+fn a_client_that_waits_for_a_key_whose_shard_left_before_the_load_is_refused() {
+    let server = TestServer::start();
+    let key = server.key(1, 0);
+    let (mut waiting, mut client) = (server.client(), server.client());
+    waiting.send(&format!("BLPOP {key} 0"));
+    let begun = std::time::Instant::now();
+    while !client.ask("INFO clients").contains("blocked_clients:1") {
+        assert!(begun.elapsed() < SOON);
+    }
+    let name = key.clone();
+    let leave = move |worker: Rc<Worker>| async move {
+        worker.commit();
+        let detached = worker.partition.borrow_mut().detach(1).unwrap();
+        crate::blocking::Serves::fetch(&worker, &(0, name.as_bytes().into()));
+        detached
+    };
+    let detached = server.on(1, leave);
+    assert_eq!(waiting.reply(), server.away(&key));
+    let stats = client.ask("INFO commandstats");
+    let of_blpop = stats.lines().find(|line| line.contains("cmdstat_blpop")).expect(&stats);
+    assert!(of_blpop.contains("rejected_calls=1,failed_calls=0"), "{of_blpop}");
+    server.attach(detached);
+    drop((waiting, client));
+    server.end();
+}
+
 #[test]
 fn a_watch_ends_at_the_worker_that_watches_whoever_owns_the_key_then() {
     let server = TestServer::start();

@@ -168,6 +168,9 @@ pub fn call(
 
 /// Begins a run and calls a function. Returns true if it ended normally, and its first result or
 /// the error it raised (see [`call`]).
+///
+/// # Errors
+/// If there is no memory for the inputs. The VM may have some of them yet: it must not be used any more.
 pub fn run(
     lua: &Lua,
     function: &Function,
@@ -184,7 +187,8 @@ pub fn run(
         })
     };
     if ran.is_err() && inputs.as_globals {
-        // There was no memory for all of them.
+        // There was no memory for all of them, and there may be none to remove them.
+        lua.gc_collect()?;
         calls::INPUTS.into_iter().try_for_each(|name| set_global(lua, name, Value::Nil))?;
     }
     ran

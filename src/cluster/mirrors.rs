@@ -1,5 +1,6 @@
 //! The shards of other servers that a replica shows, and how new they are.
 
+use super::GivenSlots;
 use flagstone_storage::cluster::{ClusterMap, Life, MapShard};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::slot::{Layout, MAX_SHARDS};
@@ -102,14 +103,18 @@ impl Mirrors {
         self.applied().insert(owner, applied);
     }
 
-    /// Returns the lsn up to which all records of an owner are shown, which asks for it and knows a map; 0:
-    /// that is not known. `map`: the newest one that this replica knows.
+    /// Returns the lsn up to which all records of an owner are shown, which asks for it, knows a map, and has
+    /// given slots away; 0: that is not known. `map`: the newest one that this replica knows.
     ///
-    /// A record may be of a shard that the owner has given away since. The next owner's engine has it, so it is
-    /// shown once all shards are, each of its owner. An owner without shards has no other records.
-    pub fn tell(&self, owner: Life, known: u64, map: &ClusterMap) -> Lsn {
+    /// A record may be of a shard that the owner has given away since. The next owner's engine has it, also if
+    /// that one has given the shard away in turn, so it is shown once the shards of these slots are, each of its
+    /// owner. Other shards do not matter. An owner without shards has no other records.
+    pub fn tell(&self, owner: Life, (known, given): (u64, &GivenSlots), map: &ClusterMap) -> Lsn {
         self.asked.notify_waiters();
-        let shows_all = map.shards().iter().all(|entry| self.shows_of_owner(entry));
+        let is_asked = |entry: &&MapShard| {
+            entry.owner == Some(owner) || given.has_any_of(&map.slots_of(entry.id))
+        };
+        let shows_all = map.shards().iter().filter(is_asked).all(|it| self.shows_of_owner(it));
         if map.number() < known || !shows_all {
             return 0;
         }
@@ -176,17 +181,24 @@ mod tests {
     fn nothing_is_said_of_shards_of_a_later_map() {
         let (mirrors, [owner, _], draft) = mirrored();
         let (map, now) = (draft.map(), draft.map().number());
-        assert_eq!(mirrors.tell(owner, now, map), 0);
+        let tell = |known| mirrors.tell(owner, (known, &GivenSlots::default()), map);
+        assert_eq!(tell(now), 0);
         show_all(&mirrors, map);
-        assert_eq!(mirrors.tell(owner, now, map), 0);
+        assert_eq!(tell(now), 0);
         mirrors.set_applied(owner, (now, 100));
-        let told = [now - 1, now, now + 1].map(|known| mirrors.tell(owner, known, map));
-        assert_eq!(told, [100, 100, 0]);
+        assert_eq!([now - 1, now, now + 1].map(tell), [100, 100, 0]);
         mirrors.set_applied(owner, (0, 0));
-        assert_eq!(mirrors.tell(owner, now, map), 0);
+        assert_eq!(tell(now), 0);
         mirrors.set_applied(owner, (now, 101));
         mirrors.keep_owners(|life| life != owner);
-        assert_eq!(mirrors.tell(owner, now, map), 0);
+        assert_eq!(tell(now), 0);
+    }
+
+    /// Returns the slots of some shards.
+    fn given(map: &ClusterMap, shards: &[u16]) -> GivenSlots {
+        let mut given = GivenSlots::default();
+        shards.iter().for_each(|shard| given.add(map.slots_of(*shard)));
+        given
     }
 
     #[test]
@@ -200,18 +212,43 @@ mod tests {
         let map = draft.map();
         // The journal of its former owner is read on, without the records of the shard.
         mirrors.set_applied(owner, (map.number(), 200));
-        let said = |known| [owner, other].map(|life| mirrors.tell(life, known, map));
+        let said = |known| {
+            let by_first = mirrors.tell(owner, (known, &given(map, &[1])), map);
+            [by_first, mirrors.tell(other, (known, &given(map, &[1])), map)]
+        };
         assert_eq!([said(before), said(map.number())], [[0, 0]; 2]);
-        let given = &map.shards()[1];
-        mirrors.hide(given.id);
+        let last = &map.shards()[1];
+        mirrors.hide(last.id);
         assert_eq!(said(map.number()), [0, 0]);
-        mirrors.show(given.id, given.since);
+        mirrors.show(last.id, last.since);
         // One that owns nothing any more need not be followed, and has nothing that is not shown.
         mirrors.keep_owners(|life| life == owner);
         assert_eq!(said(map.number()), [200, Lsn::MAX]);
-        assert_eq!(mirrors.tell(Life(99), map.number(), map), 0, "nobody knows it");
+        assert_eq!(mirrors.tell(Life(99), (map.number(), &given(map, &[])), map), 0, "nobody");
         mirrors.hide(0);
-        assert_eq!(said(map.number()), [0, 0]);
+        assert_eq!(said(map.number()), [0, Lsn::MAX], "it never had shard 0");
+    }
+
+    #[test]
+    fn shards_that_an_owner_never_had_do_not_matter_to_it() {
+        let (mirrors, [owner, other], mut draft) = mirrored();
+        show_all(&mirrors, draft.map());
+        let map = draft.map().clone();
+        mirrors.set_applied(owner, (map.number(), 100));
+        mirrors.set_applied(other, (map.number(), 50));
+        let said = |map: &ClusterMap, shards: &[u16]| {
+            let known = (map.number(), &given(map, shards));
+            [owner, other].map(|life| mirrors.tell(life, known, map))
+        };
+        // One that is damaged, or that nobody has.
+        mirrors.hide(1);
+        assert_eq!(said(&map, &[]), [100, 0]);
+        assert_eq!(said(&map, &[1]), [0, 0], "there may be records of it");
+        draft.park(1, other).unwrap();
+        let parked = draft.map().clone();
+        mirrors.set_applied(owner, (parked.number(), 101));
+        assert_eq!(said(&parked, &[]), [101, Lsn::MAX]);
+        assert_eq!(said(&parked, &[1]), [0, 0]);
     }
 
     #[test]

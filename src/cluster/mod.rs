@@ -6,6 +6,7 @@
 //! before the map gives it to another server.
 
 mod copies;
+mod given;
 mod link;
 mod messages;
 mod mirrors;
@@ -17,6 +18,7 @@ mod whole;
 
 use flagstone_storage::Layout;
 use flagstone_storage::cluster::{ClusterMap, LibrariesId, Life, MapMember, NodeAddress, NodeId};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::slot::MAX_SHARDS;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -26,6 +28,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub use copies::{AwaitedCopies, Copies};
+pub use given::GivenSlots;
 pub use link::{IncomingLink, LinkFacts, UNPROVEN, open_link};
 pub use messages::{BATCH_BYTES, BATCH_MESSAGES, MessageQueues, PeerQueue, SpreadMessage};
 pub use mirrors::Mirrors;
@@ -92,6 +95,8 @@ pub struct Cluster {
     shards: Vec<AtomicU8>,
     /// Shards that are being given away or split, and the addresses of their next owners, if there are.
     going: Mutex<BTreeMap<u16, Option<NodeAddress>>>,
+    /// Slots that this server has given away, or was about to.
+    given: Mutex<GivenSlots>,
     /// Number of times that a shard has begun to leave.
     departures: AtomicU64,
     /// The libraries of functions that are loaded, ...
@@ -149,6 +154,7 @@ impl Cluster {
             map,
             shards,
             going,
+            given: Mutex::default(),
             departures: AtomicU64::new(0),
             libraries,
             lacks_libraries,
@@ -303,12 +309,26 @@ impl Cluster {
     pub fn begin_giving(&self, shard: u16, to: Option<Life>) {
         let map = self.map();
         let next = to.and_then(|life| Some(map.member(life)?.address.clone()));
+        // Before the map says so: a replica that knows that map is asked for them, or its answer counts for nothing.
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).add(map.slots_of(shard));
         let mut going = self.going.lock().unwrap_or_else(PoisonError::into_inner);
         going.insert(shard, next);
         drop(going);
         self.set(shard, ServedState::Expected);
         // Who has seen it as served before sees this once it has left.
         self.departures.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns the slots that this server has given away in this life, or was about to: records of its journal
+    /// may be of them.
+    pub fn given(&self) -> GivenSlots {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the lsn up to which a replica shows all records, as it has said when it was asked for these given
+    /// slots; 0: nothing is known. Its answer may be by a map that gives more away: it was not asked for that.
+    pub fn proven_by(&self, asked: &GivenSlots, applied: Lsn) -> Lsn {
+        if self.given() == *asked { applied } else { 0 }
     }
 
     /// Returns true while a shard is being given away or split: the map may give it to another life already.
@@ -329,6 +349,11 @@ impl Cluster {
             known.store(number, Ordering::Release);
         }
         self.changed.notify_waiters();
+    }
+
+    /// Returns true if a shard could not be taken, and is not served. One that is is tried no more, but may be noted yet.
+    pub fn is_untaken(&self, shard: u16) -> bool {
+        self.sight.is_untaken(shard) && self.state(shard) != ServedState::Served
     }
 
     /// Returns the shards that are served here, in order.

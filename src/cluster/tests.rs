@@ -86,6 +86,24 @@ fn a_server_says_while_it_gives_a_shard_away() {
     }
 }
 
+#[test]
+fn an_answer_without_the_slots_that_were_given_away_meanwhile_proves_nothing() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    let asked = cluster.given();
+    assert_eq!((&*asked.word(), cluster.proven_by(&asked, 7)), ("-", 7));
+    cluster.begin_giving(0, None);
+    assert_eq!(cluster.proven_by(&asked, 7), 0);
+    let asked = cluster.given();
+    assert_eq!((&*asked.word(), cluster.proven_by(&asked, 8)), ("0-8191", 8));
+    // It may have come back: its records of before are still asked for.
+    cluster.set(0, ServedState::Served);
+    cluster.begin_giving(0, None);
+    assert_eq!(cluster.proven_by(&asked, 9), 9);
+    cluster.begin_giving(1, None);
+    assert_eq!((cluster.proven_by(&asked, 9), &*cluster.given().word()), (0, "0-16383"));
+}
+
 const ADDRESS: fn(u16) -> NodeAddress =
     |port| NodeAddress { host: "10.0.0.5".to_owned(), port, tls_port: None };
 
@@ -205,6 +223,19 @@ fn a_replica_that_leaves_takes_nothing_over() {
     cluster.learn(&Arc::new(draft.map().clone()));
     assert!(cluster.begin_takeover().is_err_and(|text| text.contains("leaves the cluster")));
     assert!(!cluster.takes_over());
+}
+
+#[test]
+fn a_shard_that_is_served_is_not_one_that_could_not_be_taken() {
+    let (map, life) = map_of_one();
+    let cluster = server(1, life, &map);
+    cluster.sight.note_untaken([1].into_iter(), "damaged");
+    assert_eq!([0, 1].map(|shard| cluster.is_untaken(shard)), [false, true]);
+    cluster.set(1, ServedState::Expected);
+    assert!(cluster.is_untaken(1));
+    // The note stays until the next step.
+    cluster.set(1, ServedState::Served);
+    assert!(!cluster.is_untaken(1));
 }
 
 #[test]

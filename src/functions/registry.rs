@@ -226,7 +226,7 @@ impl Edit {
 
     /// Checks that libraries may take so many bytes; fails with the error text.
     pub fn has_room(&self, bytes: usize) -> Result<(), String> {
-        if bytes <= self.max_bytes {
+        if bytes <= self.max_bytes() {
             return Ok(());
         }
         Err(format!(
@@ -235,9 +235,10 @@ impl Edit {
         ))
     }
 
-    /// Returns how many bytes all libraries together may take.
+    /// Returns how many bytes all libraries together may take: as many as they do at least, if a limit that was
+    /// greater before, or that of another server, let them.
     pub fn max_bytes(&self) -> usize {
-        self.max_bytes
+        self.max_bytes.max(self.next.bytes)
     }
 
     /// Removes a library; returns false if there is none with this name.

@@ -242,6 +242,21 @@ fn libraries_are_bounded() {
 }
 
 #[test]
+fn libraries_beyond_a_limit_may_be_replaced_while_they_do_not_grow() {
+    let functions = Functions::new(Vec::new(), 100).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut edit = runtime.block_on(functions.edit());
+    edit.replace(vec![(**registering("a", &["f"])).clone()]).unwrap();
+    let bytes = edit.libraries().bytes();
+    assert!(bytes > 100 && edit.max_bytes() == bytes, "{bytes}");
+    assert!(edit.has_room(bytes).is_ok() && edit.has_room(bytes + 1).is_err());
+    edit.add(&[registering("a", &["f"])], Policy::Replace).unwrap();
+    assert!(edit.add(&[registering("a", &["f", "g"])], Policy::Replace).is_err());
+    edit.clear();
+    assert_eq!(edit.max_bytes(), 100);
+}
+
+#[test]
 fn libraries_of_other_servers_replace_all_but_those_that_are_the_same() {
     let functions = Functions::new(Vec::new(), 2000).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -1,12 +1,12 @@
 //! Beats: each server asks each other one, several times in a lease, whether it is there, and tells it
 //! the number of the newest map that it knows. Both sides prove that they know the cluster's secret.
 //!
-//! A beat is the command `CLUSTER BEAT from to number nonce proof`; the reply is a line with a number,
-//! the state of the server, and a proof. A server whose journal cannot reach its store is there in
+//! A beat is the command `CLUSTER BEAT from to number nonce given proof`; the reply is a line with a number,
+//! the state of the server, and a proof. `given`: the slots that the server has given away in this life. A server whose journal cannot reach its store is there in
 //! vain: it counts as silent.
 
 use super::{STEPS, Seated};
-use crate::cluster::{Cluster, Heard, SaidOfJournal, UNPROVEN, is_proven, prove};
+use crate::cluster::{Cluster, GivenSlots, Heard, SaidOfJournal, UNPROVEN, is_proven, prove};
 use crate::tls::{self, PeerStream};
 use flagstone_storage::cluster::{ClusterMap, Life, MapMember, MemberState, NodeAddress};
 use flagstone_storage::journal::Lsn;
@@ -144,8 +144,10 @@ async fn ask_whether_there(
         Some(link) => link,
         None => connect(own, to).await?,
     };
-    let map = own.cluster.map();
-    let said = send_beat(&mut link, &map, (own.cluster.life(), to.life)).await?;
+    let (map, given) = (own.cluster.map(), own.cluster.given());
+    let lives = (own.cluster.life(), to.life);
+    let mut said = send_beat(&mut link, &map, lives, &given).await?;
+    said.applied = own.cluster.proven_by(&given, said.applied);
     Ok((link, said))
 }
 
@@ -154,13 +156,14 @@ async fn send_beat(
     link: &mut PeerConnection,
     map: &ClusterMap,
     (from, to): (Life, Life),
+    given: &GivenSlots,
 ) -> Result<BeatAnswer, String> {
-    let (nonce, number) = (rand::random::<u64>(), map.number());
-    let proof = prove(map.secret(), &question(from, to, number, nonce));
-    let words = [&from.to_string(), &to.to_string(), &number.to_string(), &nonce.to_string()];
+    let (nonce, number, given) = (rand::random::<u64>(), map.number(), given.word());
+    let proof = prove(map.secret(), &question(from, to, (number, nonce), &given));
+    let numbers = [from.to_string(), to.to_string(), number.to_string(), nonce.to_string()];
     let mut request: Vec<&[u8]> = vec![b"CLUSTER", b"BEAT"];
-    request.extend(words.map(|word| word.as_bytes()));
-    request.push(proof.as_bytes());
+    request.extend(numbers.iter().map(|word| word.as_bytes()));
+    request.extend([given.as_bytes(), proof.as_bytes()]);
     let line = ask(link, &request).await?;
     let mut words = line.split(' ');
     let mut next = || words.next().ok_or_else(|| line.clone());
@@ -241,11 +244,12 @@ async fn tell(map: Arc<ClusterMap>, member: MapMember) -> Result<(), String> {
     let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     let nobody = Life(0);
     let mut connection: PeerConnection = BufReader::new(Box::new(stream));
-    send_beat(&mut connection, &map, (nobody, member.life)).await.map(drop)
+    let given = GivenSlots::default();
+    send_beat(&mut connection, &map, (nobody, member.life), &given).await.map(drop)
 }
 
-fn question(from: Life, to: Life, number: u64, nonce: u64) -> Vec<u8> {
-    format!("beat {from} {to} {number} {nonce}").into_bytes()
+fn question(from: Life, to: Life, (number, nonce): (u64, u64), given: &str) -> Vec<u8> {
+    format!("beat {from} {to} {number} {nonce} {given}").into_bytes()
 }
 
 fn answer(
@@ -256,7 +260,7 @@ fn answer(
     format!("here {life} {number} {state} {published} {applied} {nonce}").into_bytes()
 }
 
-/// Answers a beat: `from`, `to`, number, nonce and proof. Returns the line of the reply. `is_well`: the
+/// Answers a beat: `from`, `to`, number, nonce, given slots and proof. Returns the line of the reply. `is_well`: the
 /// journal of this server reaches its store, as far as is known; `published`: the number up to which all
 /// objects of that journal are stored.
 ///
@@ -264,19 +268,23 @@ fn answer(
 /// If it is not for this life, or not proven.
 pub(crate) fn answer_beat(
     cluster: &Cluster,
-    words: [&[u8]; 5],
+    words: [&[u8]; 6],
     (is_well, published): (bool, u64),
 ) -> Result<String, &'static str> {
     let [from, to, number, nonce] = [0, 1, 2, 3]
         .map(|at| std::str::from_utf8(words[at]).ok().and_then(|word| word.parse::<u64>().ok()));
-    let (Some(from), Some(to), Some(number), Some(nonce)) = (from, to, number, nonce) else {
+    let given = std::str::from_utf8(words[4]).ok();
+    let (Some(from), Some(to), Some(number), Some(nonce), Some(given)) =
+        (from, to, number, nonce, given)
+    else {
         return Err(UNPROVEN);
     };
     let map = cluster.map();
-    let asked = question(Life(from), Life(to), number, nonce);
-    if Life(to) != cluster.life() || !is_proven(map.secret(), &asked, words[4]) {
+    let asked = question(Life(from), Life(to), (number, nonce), given);
+    if Life(to) != cluster.life() || !is_proven(map.secret(), &asked, words[5]) {
         return Err(UNPROVEN);
     }
+    let given = GivenSlots::parse(given).ok_or(UNPROVEN)?;
     cluster.hear(number);
     let state = match (is_well, cluster.is_giving()) {
         (false, _) => CUT_OFF,
@@ -285,7 +293,8 @@ pub(crate) fn answer_beat(
     };
     // Read after that: it gives this server no shard that has been given away before.
     let map = cluster.map();
-    let (known, applied) = (map.number(), cluster.mirrors.tell(Life(from), number, &map));
+    let applied = cluster.mirrors.tell(Life(from), (number, &given), &map);
+    let known = map.number();
     let told = answer(cluster.life(), (known, published, applied), (state, nonce));
     let proof = prove(map.secret(), &told);
     Ok(format!("{known} {state} {published} {applied} {proof}"))

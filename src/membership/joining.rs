@@ -55,11 +55,14 @@ pub(crate) async fn open(
         ("replicaof", settings.replicaof.is_some()),
         ("repl-ack", settings.repl_ack != ReplAck::None),
         ("min-replicas-to-write", settings.min_replicas_to_write != 0),
-        ("serve-stale-data", settings.serve_stale_data),
     ] {
         if is_set {
             bail!("{name} does not work in a cluster of several servers");
         }
+    }
+    if settings.serve_stale_data {
+        // Servers that had it before start all the same.
+        tracing::warn!("serve-stale-data has no effect in a cluster of several servers");
     }
     // The servers send it to each other.
     if config.renamed().iter().any(|[command, _]| command.eq_ignore_ascii_case("cluster")) {

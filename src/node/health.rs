@@ -252,6 +252,11 @@ impl Health {
         self.is_lease_lost() || self.acks.is_disowned()
     }
 
+    /// Returns true if that is so, and values are not shown either way.
+    pub fn refuses_data(&self, settings: &Settings) -> bool {
+        self.is_disowned() && !self.shows_stale(settings)
+    }
+
     /// Returns true if commands need not wait for a proof that nobody has taken the journal's bucket over.
     fn is_lease_lost(&self) -> bool {
         self.lease().is_some_and(|lease| lease.is_away() && !lease.holds())
@@ -350,6 +355,12 @@ mod tests {
         };
         let settings = config.settings();
         assert_eq!([&alone, &clustered].map(|health| health.shows_stale(&settings)), [true, false]);
+        let refuse = |settings: &Settings| [&alone, &clustered].map(|it| it.refuses_data(settings));
+        assert_eq!(refuse(&settings), [false, true]);
+        assert_eq!(
+            refuse(&Settings { serve_stale_data: false, ..(*settings).clone() }),
+            [true, true]
+        );
         assert_eq!(clustered.confirm_owner(&settings).await, Err(DOWN));
         assert_eq!(alone.confirm_owner(&settings).await, Ok(()));
         lease.renew(flagstone_storage::lease::BootTime::now());

@@ -257,7 +257,10 @@ pub fn run(
             unit.effects().error_counted = is_counted_error(&error);
             Err(error_text(&error, call.name).into())
         }
-        Err(error) => Err(format!("ERR Error running script {}, {error}", call.name).into()),
+        Err(error) => {
+            vm.spoil();
+            Err(format!("ERR Error running script {}, {error}", call.name).into())
+        }
     };
     let Run { stop, cx, .. } = run;
     // A script that was killed while it was about to end for another reason does not run again.

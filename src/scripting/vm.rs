@@ -52,6 +52,8 @@ pub struct Vm {
     /// Maximum memory in bytes.
     limit: usize,
     is_detached: bool,
+    /// True if it may have inputs of a run that did not begin.
+    is_spoilt: bool,
 }
 
 /// A library that a VM has loaded.
@@ -93,11 +95,20 @@ impl Vm {
             counted: 0,
             limit,
             is_detached,
+            is_spoilt: false,
         })
     }
 
-    /// Updates the count of its memory; returns true if it is small enough to be kept.
+    /// Has it discarded once it is not in use any more.
+    pub fn spoil(&mut self) {
+        self.is_spoilt = true;
+    }
+
+    /// Updates the count of its memory; returns true if it may be kept, and is small enough.
     fn settle(&mut self) -> bool {
+        if self.is_spoilt {
+            return false;
+        }
         let least_free = self.limit / FREE_PART;
         let most = MAX_KEPT_BYTES.min(self.limit - least_free);
         let collects = self.is_detached || self.lua.used_memory() > most;

@@ -4,6 +4,7 @@
 //! Dropping the future gives the barrier up, and nothing has changed.
 
 use super::{Lock, Worker};
+use crate::blocking::Waiter;
 use crate::command::{Answer, Outcome, Patience};
 use crate::pubsub::SubscriptionKind;
 use flagstone_storage::partition::{DetachedShard, RefusedShard, ShardRefusal};
@@ -74,17 +75,24 @@ impl Worker {
     }
 
     /// Ends all waits for keys, and on the first worker all subscriptions to shard channels, while other servers
-    /// of the cluster may have taken the shards over: their clients wait there then. Called again and again, as
-    /// one that was admitted before may begin to wait later.
+    /// of the cluster may have taken the shards over: their clients wait there then. Clients that track keys forget
+    /// what they have read, as nobody tells them of changes there. Called again and again, as one that was admitted
+    /// before may begin to wait later, or read.
     pub(super) fn release_if_lost(self: &Rc<Self>) {
         let Some(cluster) = &self.node.cluster else { return };
-        let pubsub = &self.node.broadcast.pubsub;
+        let lost = self.node.health.lost_shards();
+        if lost.is_none() {
+            self.observers.has_told_of_loss.set(false);
+        }
+        let listeners = &self.node.broadcast;
         let has_waiters = !self.waiters.table.borrow().is_empty();
-        let has_listeners = self.id == 0 && pubsub.count(SubscriptionKind::Shard) > 0;
-        if !has_waiters && !has_listeners {
+        let has_listeners = self.id == 0 && listeners.pubsub.count(SubscriptionKind::Shard) > 0;
+        let has_readers = self.observers.tracking.borrow().len() > 0;
+        let has_prefixes = self.id == 0 && listeners.listeners.prefixes.any();
+        if !has_waiters && !has_listeners && !has_readers && !has_prefixes {
             return;
         }
-        let Some(text) = self.node.health.lost_shards() else {
+        let Some(text) = lost else {
             // Nobody asks for data, so nobody else may have noticed.
             if cluster.is_out_of_touch() {
                 self.node.health.want_lease();
@@ -92,10 +100,26 @@ impl Worker {
             return;
         };
         self.end_waiters(|_| true, |_, _| text.to_owned());
+        if has_readers {
+            self.forget_read_keys(|_| true);
+        }
+        if has_prefixes && !self.observers.has_told_of_loss.replace(true) {
+            self.node.audience(&self.settings()).invalidate_prefixes();
+        }
         if has_listeners {
             let (settings, now_ms) = (self.settings(), self.node.clock.now_ms());
-            pubsub.end_shard_channels(|_| true, &settings.client_output_buffer_limit, now_ms);
+            let limits = &settings.client_output_buffer_limit;
+            listeners.pubsub.end_shard_channels(|_| true, limits, now_ms);
         }
+    }
+
+    /// Ends a waiter, whose turn is claimed, with an error.
+    pub(super) fn refuse_waiter(&self, waiter: &Waiter, text: String) {
+        let command = &waiter.command;
+        self.stats().refused(Some(command.command), text.as_bytes());
+        let mut answer = Answer::failed(command.request.proto, text);
+        answer.outcome = Outcome::Refused;
+        waiter.turn.serve(answer);
     }
 
     /// Ends the waits for keys that are gone.
@@ -108,11 +132,7 @@ impl Worker {
         for (waiter, key) in waiting {
             if waiter.turn.claim(self.id) {
                 let command = &waiter.command;
-                let text = elsewhere(slot_of(&key.1), command.request.secured);
-                self.stats().refused(Some(command.command), text.as_bytes());
-                let mut answer = Answer::failed(command.request.proto, text);
-                answer.outcome = Outcome::Refused;
-                waiter.turn.serve(answer);
+                self.refuse_waiter(&waiter, elsewhere(slot_of(&key.1), command.request.secured));
             }
             // Another worker may be serving it: then this one looks again if there is nothing.
             if waiter.turn.is_over() {

@@ -40,6 +40,10 @@ const COLD_PART: u64 = 64;
 /// How long keys that are on disk only are not looked for after none was found.
 const COLD_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long no keys are evicted after a round with evictions could not be stored: they are there again, and others
+/// can do without the attempts.
+const REFUSED_AGAIN: Duration = Duration::from_secs(1);
+
 /// Tenacity beyond which a turn takes as long as it takes.
 const TENACITY_MAX: u32 = 100;
 
@@ -95,8 +99,17 @@ pub(super) struct Evictor {
     walk: RefCell<Walk>,
     /// Time until which keys on disk are not looked for.
     no_cold_until: Cell<Option<Instant>>,
+    /// True if the last round with evictions could not be stored.
+    is_refused: Cell<bool>,
     /// Forbids blind puts while the data set is limited: their sizes would count twice for a while.
     exact: RefCell<Option<Counting>>,
+}
+
+impl Evictor {
+    /// Notes that a round with evictions could not be stored.
+    pub(super) fn note_refusal(&self) {
+        self.is_refused.set(true);
+    }
 }
 
 /// Returns how long keys are evicted before commands have a turn.
@@ -148,6 +161,9 @@ impl Worker {
     pub(crate) async fn run_evictor(self: Rc<Self>) {
         loop {
             self.evictor.due.notified().await;
+            if self.evictor.is_refused.take() {
+                tokio::time::sleep(REFUSED_AGAIN).await;
+            }
             let failed = &self.stats().failed_commits;
             let failed_before = failed.load(Ordering::Relaxed);
             while !self.is_stopping() && failed.load(Ordering::Relaxed) == failed_before {

@@ -147,6 +147,8 @@ struct Observers {
     tracking: RefCell<crate::tracking::Table>,
     /// Clients that watch keys of this worker.
     watching: RefCell<crate::watch::WatchTable>,
+    /// True once clients that track prefixes were told that the shards may be lost, until they are not.
+    has_told_of_loss: Cell<bool>,
 }
 
 /// State of the periodic checks.
@@ -373,6 +375,9 @@ impl Worker {
             Err(failed) => {
                 self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.rounds.fail(&failed.error);
+                if failed.evictions > 0 {
+                    self.evictor.note_refusal();
+                }
                 // A client that waits because it found a key empty may have seen a change that
                 // failed.
                 self.touch_waiters(failed.keys());

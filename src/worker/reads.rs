@@ -112,13 +112,18 @@ impl Worker {
     /// Discards the recorded reads of keys that are gone, and tells their readers. Clients that track prefixes
     /// may have read any.
     pub(super) fn forget_reads_of(&self, is_gone: impl Fn(&[u8]) -> bool) {
+        self.forget_read_keys(is_gone);
+        if self.node.broadcast.listeners.prefixes.any() {
+            self.node.audience(&self.settings()).invalidate_prefixes();
+        }
+    }
+
+    /// Discards the recorded reads of keys that are gone, and tells their readers.
+    pub(super) fn forget_read_keys(&self, is_gone: impl Fn(&[u8]) -> bool) {
         let gone = self.observers.tracking.borrow_mut().take_where(is_gone);
         let settings = self.settings();
         let audience = self.node.audience(&settings);
         gone.iter().for_each(|(key, readers)| audience.invalidate(key, readers));
-        if self.node.broadcast.listeners.prefixes.any() {
-            audience.invalidate_prefixes();
-        }
         self.show_tracking();
     }
 

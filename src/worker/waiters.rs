@@ -10,6 +10,7 @@ use crate::clients::Cancel;
 use crate::command::{Answer, OwnedCommand};
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
+use flagstone_storage::slot::{NotOwned, slot_of};
 use flagstone_storage::store::Need;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -308,8 +309,14 @@ impl Worker {
     fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
         let first = self.waiters.table.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
-        self.stats().failed(waiter.command.command, text);
-        waiter.turn.serve(Answer::failed(waiter.command.request.proto, text));
+        if self.partition.borrow().store.owns(&key.1) {
+            self.stats().failed(waiter.command.command, text);
+            waiter.turn.serve(Answer::failed(waiter.command.request.proto, text));
+        } else {
+            // The load does not know its client, which may be sent on.
+            let (slot, secured) = (slot_of(&key.1), waiter.command.request.secured);
+            self.refuse_waiter(&waiter, self.node.not_owned(NotOwned { slot }, Some(secured)).text);
+        }
         self.waiters.table.borrow_mut().remove(&waiter, std::slice::from_ref(key));
         true
     }

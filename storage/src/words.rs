@@ -128,9 +128,9 @@ impl RoundWords {
         self.bytes.is_empty()
     }
 
-    /// Returns the memory of what was said in bytes.
+    /// Returns the memory of what was said in bytes, without what is kept for later words.
     pub fn memory(&self) -> usize {
-        self.bytes.capacity()
+        self.bytes.len()
     }
 
     /// Begins a group: what is said until its end is one.
@@ -336,8 +336,13 @@ mod tests {
         words.end_group();
         words.command(1, [&b"incr"[..], b"n"].into_iter());
         words.reselect();
+        let memory = words.memory();
         let bytes = words.take();
         assert!(words.is_empty());
+        // The same again whatever room there is.
+        assert_eq!((memory, words.memory()), (bytes.len(), 0));
+        words.reuse(Vec::with_capacity(KEEP));
+        assert_eq!(words.memory(), 0);
         let fields = Said::Fields { db: 0, key: b"h", names: vec![b"f", b"g"] };
         assert_eq!(
             groups(&bytes),

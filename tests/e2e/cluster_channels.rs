@@ -147,7 +147,7 @@ fn only_a_server_can_publish_as_one() {
     refused(&mut stranger, &format!("CLUSTER SPREAD 0 {proof}"));
     refused(&mut stranger, &format!("CLUSTER SPREAD 1 {proof} news forged"));
     refused(&mut stranger, &format!("CLUSTER LINK 1 1 {nonce} {proof}"));
-    refused(&mut stranger, &format!("CLUSTER BEAT 1 1 1 {nonce} {proof}"));
+    refused(&mut stranger, &format!("CLUSTER BEAT 1 1 1 {nonce} - {proof}"));
     refused(&mut stranger, &format!("CLUSTER SPREAD 0 {proof}"));
     let _: usize = servers[0].client().publish("news", "true").expect("published");
     plain.hear("*3 $7 message $4 news $4 true");

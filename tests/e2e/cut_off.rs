@@ -4,6 +4,7 @@ use super::Server;
 use super::bucket::Bucket;
 use super::pubsub::Raw;
 use super::servers::{asked, check, client, fill, settle, slots_of, until};
+use super::tracking::Keeper;
 use redis::Commands;
 use rustix::process::Signal;
 use std::thread::sleep;
@@ -93,6 +94,8 @@ fn clients_that_wait_are_released_by_a_server_that_is_cut_off() {
     let (queue, channel) = (format!("{{{own}}}queue"), format!("{{{own}}}channel"));
     let (mut waiting, mut listening) = (Raw::connect(server), Raw::connect(server));
     waiting.send(&format!("BLPOP {queue} 0\r\n"));
+    let mut keepers = [&[][..], &["BCAST"]].map(|options| Keeper::new(server, options));
+    keepers[0].read(&[&own]);
     let heard = |word: &str, left| {
         format!("*3 ${} {word} ${} {channel} :{left}", word.len(), channel.len())
     };
@@ -106,6 +109,9 @@ fn clients_that_wait_are_released_by_a_server_that_is_cut_off() {
     let told = waiting.lines(1);
     assert!(told.starts_with("-CLUSTERDOWN "), "{told}");
     listening.hear(&heard("sunsubscribe", 0));
+    // Nobody tells them of changes of what they have read, so they are told that it has changed.
+    let told = keepers.each_mut().map(|keeper| keeper.wait_told(1));
+    assert_eq!(told, [vec![own.clone()], vec!["*".to_owned()]]);
     for command in [format!("SSUBSCRIBE {channel}"), format!("SPUBLISH {channel} m")] {
         listening.send(&format!("{command}\r\n"));
         let told = listening.lines(1);
@@ -123,6 +129,52 @@ fn clients_that_wait_are_released_by_a_server_that_is_cut_off() {
     // There it waits on.
     let mut next = client(&of(&all[1..]));
     let _: usize = next.lpush(&queue, "element").expect("pushed");
+    // They hear of it once.
+    for keeper in &mut keepers {
+        keeper.ping();
+        assert!(keeper.hear().is_empty());
+    }
+}
+
+/// Returns a key of a server. Nobody reads it.
+fn key_of(server: &Server) -> String {
+    let nodes = asked(server, ["CLUSTER", "NODES"]);
+    let myself = nodes.lines().find(|line| line.contains("myself")).expect("itself");
+    let ranges: Vec<(u16, u16)> = myself
+        .split(' ')
+        .skip(8)
+        .filter_map(|range| {
+            let (first, last) = range.split_once('-')?;
+            Some((first.parse().ok()?, last.parse().ok()?))
+        })
+        .collect();
+    let mut plain = server.client();
+    let mut slot_of = |key: &String| -> u16 {
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut plain).expect("its slot")
+    };
+    let mut keys = (0..1000).map(|n| format!("key:{n}"));
+    let is_own = |slot: u16| ranges.iter().any(|(first, last)| (*first..=*last).contains(&slot));
+    keys.find(|key| is_own(slot_of(key))).expect("some key")
+}
+
+/// Nothing renews the lease while nobody reads or writes, so it cannot be missed either.
+#[test]
+fn clients_that_listen_are_released_although_nobody_wanted_the_lease() {
+    let all = servers();
+    let (server, door) = &all[0];
+    let channel = format!("{{{}}}channel", key_of(server));
+    let heard = |word: &str, left| {
+        format!("*3 ${} {word} ${} {channel} :{left}", word.len(), channel.len())
+    };
+    let mut listening = Raw::connect(server);
+    let mut keeper = Keeper::new(server, &["BCAST"]);
+    listening.expect(&format!("SSUBSCRIBE {channel}"), &heard("ssubscribe", 1));
+    sleep(2 * LEASE);
+    let info = asked(server, ["INFO", "everything"]);
+    assert!(info.contains("journal_lease_left_ms:0\r\n"), "somebody wants it: {info}");
+    door.set_away(true);
+    listening.hear(&heard("sunsubscribe", 0));
+    assert_eq!(keeper.wait_told(1), ["*"]);
 }
 
 #[test]

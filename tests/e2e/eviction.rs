@@ -83,6 +83,58 @@ fn every_policy_holds_the_data_set_at_its_limit() {
     }
 }
 
+/// The journal has room for the small records of reads and settings, not for those of these keys.
+#[test]
+fn keys_that_the_journal_keeps_are_neither_counted_as_evicted_nor_tried_all_the_time() {
+    const SEGMENT: usize = 1 << 20;
+    let size = SEGMENT.to_string();
+    let one = ["--workers", "1", "--shards", "1", "--memory-budget", "256mb"];
+    let server = Server::start(&[&one[..], &["--journal-segment-size", &size]].concat());
+    let mut client = server.client();
+    for n in 0..300 {
+        run(&mut client, &["SET", &format!("{}{n}", "n".repeat(50_000)), "x", "EX", "86400"]);
+    }
+    set(&mut client, "maxmemory-policy", "volatile-random");
+    server.limit_files(Some(SEGMENT as u64 - 1));
+    for size in [SEGMENT / 4, SEGMENT / 64] {
+        let value = "f".repeat(size);
+        let mut fill = (0..1000).map(|n| {
+            let key = format!("fill:{size}:{n}");
+            redis::cmd("SET").arg(key).arg(&value).query::<()>(&mut client)
+        });
+        assert!(fill.any(|done| done.is_err()), "the journal is full");
+    }
+    let failed = |client: &mut Connection| -> u64 {
+        info(client, "failed_commits").parse().expect("a number")
+    };
+    let before = number(&mut client, &["DBSIZE"]);
+    run(&mut client, &["CONFIG", "RESETSTAT"]);
+    let limit = used(&mut client) - SEGMENT as u64;
+    set(&mut client, "maxmemory", &limit.to_string());
+    let begun = Instant::now();
+    while failed(&mut client) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nothing is evicted");
+    }
+    let (begun, tried) = (Instant::now(), failed(&mut client));
+    while begun.elapsed() < Duration::from_secs(3) {
+        run(&mut client, &["GET", "nothing"]);
+    }
+    let tries = failed(&mut client) - tried;
+    // One in each second.
+    assert!(tries <= begun.elapsed().as_secs() + 2, "{tries}");
+    // None is tried between these two.
+    let (evicted, left) = loop {
+        let evicted: i64 = info(&mut client, "evicted_keys").parse().expect("a number");
+        let left = number(&mut client, &["DBSIZE"]);
+        if info(&mut client, "evicted_keys") == evicted.to_string() {
+            break (evicted, left);
+        }
+    };
+    assert_eq!(evicted, before - left);
+    server.limit_files(None);
+    sinks_to(&mut client, limit, "the journal takes everything again");
+}
+
 #[test]
 fn the_size_is_exact_whatever_happens() {
     let mut server = Server::start(&["--workers", "2", "--shards", "3", "--memory-budget", "32mb"]);

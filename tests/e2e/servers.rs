@@ -61,7 +61,13 @@ impl Cluster {
     }
 
     pub(crate) fn server(&self) -> Server {
-        Server::start(&self.options().iter().map(String::as_str).collect::<Vec<_>>())
+        self.server_with(&[])
+    }
+
+    /// Starts a server with more options.
+    pub(crate) fn server_with(&self, more: &[&str]) -> Server {
+        let options = self.options();
+        Server::start(&[&options.iter().map(String::as_str).collect::<Vec<_>>(), more].concat())
     }
 
     /// Starts a server with an HTTP port, and with more options.
@@ -164,14 +170,13 @@ pub(crate) fn check(client: &mut ClusterConnection, round: usize) {
 }
 
 #[test]
-fn a_server_of_a_cluster_is_refused_settings_with_which_it_would_show_stale_data() {
+fn a_server_of_a_cluster_starts_with_serve_stale_data_and_says_that_it_has_no_effect() {
     let cluster = Cluster::new();
-    let mut server = cluster.server();
-    server.stop();
-    let store = cluster.store();
-    let words = ["--cluster-enabled", "yes", "--store", &store, "--serve-stale-data", "yes"];
-    let text = server.refused(&words);
-    assert!(text.contains("serve-stale-data does not work in a cluster"), "{text}");
+    let server = cluster.server_with(&["--serve-stale-data", "yes"]);
+    settle(&[&server]);
+    let log = server.log();
+    assert!(log.contains("serve-stale-data has no effect in a cluster"), "{log}");
+    assert!(asked(&server, ["CLUSTER", "INFO"]).contains("cluster_state:ok\r\n"));
 }
 
 #[test]

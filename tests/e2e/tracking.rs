@@ -60,7 +60,7 @@ impl Keeper {
     }
 
     /// Reads keys with one command and keeps their values.
-    fn read(&mut self, keys: &[&str]) {
+    pub(crate) fn read(&mut self, keys: &[&str]) {
         let values: Vec<Option<String>> = if let [key] = keys {
             vec![self.client.get(*key).expect("a value")]
         } else {

@@ -89,8 +89,14 @@ fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: FieldPart) -> Outcome {
     let key = key_arg(args)?;
     let due_ms = cx.due_ms();
     let hash = cx.store.hash(cx.db, key)?;
-    if let Some(hash) = hash {
-        hash.require_all().or_load(cx.db, key)?;
+    if let Some(hash) = hash
+        && let Err(missing) = hash.require_all()
+    {
+        // A reply that does not fit needs no fields.
+        if part == FieldPart::Both && !cx.out.foresee_at_least(hash.least_reply(due_ms)) {
+            return Ok(());
+        }
+        return Err(missing.of(cx.db, key).into());
     }
     let len = hash.map_or(0, |hash| hash.live_len(due_ms)) as usize;
     if part == FieldPart::Both {

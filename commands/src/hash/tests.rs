@@ -189,3 +189,19 @@ fn encodings_follow_the_limits() {
     at(&mut store, NOW_MS, &["hset", "g", "a", &long]);
     assert_eq!(encoding(&mut store, b"g"), "hashtable");
 }
+
+#[test]
+fn a_reply_with_all_fields_is_at_least_as_long_as_is_foreseen() {
+    let mut store = store(false);
+    for n in [0, 1, 9, 100, 5000] {
+        let (long, timed) = ("f".repeat(n), format!("t{n}"));
+        at(&mut store, NOW_MS, &["HSET", "h", &long, &"v".repeat(n), &timed, ""]);
+        at(&mut store, NOW_MS, &["HPEXPIREAT", "h", "2000000", "FIELDS", "1", &timed]);
+        let reply = at(&mut store, NOW_MS, &["HGETALL", "h"]).len() as u64;
+        let least = hash_of(&mut store, b"h").least_reply(NOW_MS);
+        assert!((1..=reply).contains(&least), "{n}: {least} {reply}");
+        assert!(n < 5000 || least * 10 > reply * 9, "{least} {reply}");
+    }
+    let now = hash_of(&mut store, b"h").least_reply(2_000_000);
+    assert_eq!(now, 0, "nobody knows how many have expired");
+}

@@ -49,7 +49,13 @@ fn smembers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.set(0);
         return Ok(());
     };
-    set.require_all().or_load(cx.db, key)?;
+    if let Err(missing) = set.require_all() {
+        // A reply that does not fit needs no members.
+        if !cx.out.foresee_at_least(set.least_reply()) {
+            return Ok(());
+        }
+        return Err(missing.of(cx.db, key).into());
+    }
     let members = set.members();
     cx.out.set(members.len());
     members.iter().for_each(|name| cx.out.bulk(name));

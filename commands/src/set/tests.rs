@@ -311,3 +311,15 @@ fn arguments_are_checked() {
         }
     }
 }
+
+#[test]
+fn a_reply_with_all_members_is_at_least_as_long_as_is_foreseen() {
+    let mut store = store(false);
+    for n in [0, 1, 9, 100, 5000] {
+        try_once(&mut store, &["SADD", "s", &"m".repeat(n), &n.to_string()]).unwrap();
+        let reply = try_once(&mut store, &["SMEMBERS", "s"]).unwrap().len() as u64;
+        let least = store.typed::<Set>(0, b"s").unwrap().unwrap().least_reply();
+        assert!((1..=reply).contains(&least), "{n}: {least} {reply}");
+        assert!(n < 5000 || least * 10 > reply * 9, "{least} {reply}");
+    }
+}

@@ -174,7 +174,12 @@ fn keys_and_arguments_of_a_run_end_with_it() {
     let function = compile(&lua, "@user_script", b"return 1", |_| true).unwrap();
     let too_long = Inputs { keys: &keys, args: &args, as_globals: true };
     assert!(run(&lua, &function, too_long, |_| true).is_err());
-    lua.gc_collect().unwrap();
+    assert!(!run_it("return KEYS[1]", inputs(false)).0);
+    // Nor for the last one of many, which is so short that nothing at all is left.
+    let many: Vec<String> = (0..LIMIT / 32).map(|n| format!("{n:08}")).collect();
+    let args: Vec<&[u8]> = many.iter().map(String::as_bytes).collect();
+    let too_many = Inputs { keys: &keys, args: &args, as_globals: true };
+    assert!(run(&lua, &function, too_many, |_| true).is_err());
     assert!(!run_it("return KEYS[1]", inputs(false)).0);
 }
 

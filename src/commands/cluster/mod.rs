@@ -43,7 +43,7 @@ fn slot_arg(args: Args<'_>, at: usize, wrong: &'static str) -> Result<u16, Error
 fn untaken_slots(cx: &Call<'_>) -> usize {
     let Some(cluster) = &cx.node.cluster else { return 0 };
     let map = cluster.map();
-    let untaken = map.owned_by(cluster.life()).filter(|it| cluster.sight.is_untaken(it.id));
+    let untaken = map.owned_by(cluster.life()).filter(|it| cluster.is_untaken(it.id));
     untaken.map(|shard| map.slots_of(shard.id).len()).sum()
 }
 
@@ -56,10 +56,11 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let owned: usize = nodes.iter().map(slots).sum();
     let silent: usize = nodes.iter().filter(|node| !node.is_connected).map(slots).sum();
     let own: usize = nodes.iter().filter(|node| node.is_myself).map(slots).sum();
-    let failed = if cx.node.health.is_disowned() { own } else { untaken_slots(cx).min(own) };
+    let refuses_data = cx.node.health.refuses_data(&settings);
+    let failed = if refuses_data { own } else { untaken_slots(cx).min(own) };
     let answering = owned - silent - failed;
     // With some shards, the others are served.
-    let refuses_all = cx.node.health.is_disowned() || own > 0 && failed == own;
+    let refuses_all = refuses_data || own > 0 && failed == own;
     let state = if owned == usize::from(SLOTS) && !refuses_all { "ok" } else { "fail" };
     let size = nodes.iter().filter(|node| !node.slots.is_empty()).count();
     let epoch = cx.node.cluster.as_ref().map_or(1, |cluster| cluster.map().number());
@@ -299,9 +300,9 @@ const SUBCOMMANDS: &[Spec] = &[
     },
     Spec {
         name: "beat",
-        arity: 7,
+        arity: 8,
         summary: "Asks a server of a cluster, for another one, whether it is there.",
-        arguments: "from:integer to:integer map:integer nonce:integer proof:string",
+        arguments: "from:integer to:integer map:integer nonce:integer given:string proof:string",
         run: Handler::Session(servers::beat),
         ..OF_SERVERS
     },

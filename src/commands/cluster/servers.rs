@@ -9,10 +9,10 @@ use flagstone_commands::arg;
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
-/// `CLUSTER BEAT from to number nonce proof`: another server asks whether this one is there.
+/// `CLUSTER BEAT from to number nonce given proof`: another server asks whether this one is there.
 pub(super) fn beat(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let Some(cluster) = &cx.node.cluster else { return Err(DISABLED.into()) };
-    let words = [arg(args, 2)?, arg(args, 3)?, arg(args, 4)?, arg(args, 5)?, arg(args, 6)?];
+    let words = [2, 3, 4, 5, 6, 7].map(|at| args.get(at).unwrap_or_default());
     let is_well = !cx.node.journal.is_in_trouble();
     let published = cx.node.journal.published();
     cx.out.simple(&answer_beat(cluster, words, (is_well, published))?);

@@ -53,7 +53,7 @@ pub(super) fn all_nodes(cx: &Call<'_>, settings: &Settings) -> Vec<ShownNode> {
     let is_open = |member: &&MapMember| map.open_member(member.node) == Some(*member);
     let open = map.members().iter().filter(is_open);
     let mut nodes: Vec<ShownNode> =
-        open.map(|member| ShownNode::member(cx, cluster, &map, member)).collect();
+        open.map(|member| ShownNode::member((cx, settings), (cluster, &map), member)).collect();
     let first = shown_primary(&map).map(|member| member.node.to_string());
     nodes.iter_mut().filter(|node| node.is_replica).for_each(|it| it.replica_of = first.clone());
     nodes
@@ -85,7 +85,11 @@ fn reached_at(laddr: &PeerAddr) -> String {
 
 impl ShownNode {
     /// Returns a server of the map.
-    fn member(cx: &Call<'_>, cluster: &Cluster, map: &ClusterMap, member: &MapMember) -> Self {
+    fn member(
+        (cx, settings): (&Call<'_>, &Settings),
+        (cluster, map): (&Cluster, &ClusterMap),
+        member: &MapMember,
+    ) -> Self {
         let owned = || map.owned_by(member.life);
         let address = &member.address;
         let is_ip = address.host.parse::<IpAddr>().is_ok();
@@ -99,7 +103,7 @@ impl ShownNode {
             is_replica: member.is_replica(),
             replica_of: None,
             is_connected: cluster.is_connected(member.life),
-            is_disowned: member.life == cluster.life() && cx.node.health.is_disowned(),
+            is_disowned: member.life == cluster.life() && cx.node.health.refuses_data(settings),
             epoch: owned().map(|shard| shard.since).max().unwrap_or(0),
             slots: ranges(map, owned().map(|shard| shard.id)),
             ip: address.host.clone(),
@@ -131,7 +135,7 @@ impl ShownNode {
             is_replica: false,
             replica_of: None,
             is_connected: true,
-            is_disowned: cx.node.health.is_disowned(),
+            is_disowned: cx.node.health.refuses_data(settings),
             epoch: 1,
             slots: std::iter::once(0..=SLOTS - 1).collect(),
             ip: announced.unwrap_or_else(|| reached_at(&client.laddr)),

@@ -32,6 +32,8 @@ pub const LIBRARIES_SHARD: u16 = 0;
 #[derive(Debug)]
 pub struct FailedRound {
     pub error: JournalError,
+    /// Number of keys that it had evicted, which are there again.
+    pub evictions: u64,
     keys: Vec<DirtyKey>,
 }
 
@@ -165,8 +167,9 @@ impl Partition {
                 Ok(true)
             }
             Err(error) => {
+                let evictions = std::mem::take(&mut self.store.evictions);
                 self.fail(&sealed);
-                Err(FailedRound { error, keys: sealed.keys })
+                Err(FailedRound { error, evictions, keys: sealed.keys })
             }
         }
     }
@@ -210,6 +213,7 @@ impl Partition {
     }
 
     fn close_round(&mut self, round: u64, lsn: Lsn) {
+        self.store.stats.evicted += std::mem::take(&mut self.store.evictions);
         self.closed_round = round;
         self.last_lsn = self.last_lsn.max(lsn);
         self.closed_lsn = self.last_lsn;

@@ -116,6 +116,8 @@ pub struct Store {
     /// The biggest keys.
     big: big::BigKeys,
     pub stats: StoreStats,
+    /// Keys that the open round has evicted: they count once it is stored.
+    pub(crate) evictions: u64,
     pub notes: Notes,
     /// Position in the stream of another server, to be stored with the changes of the round.
     pub(crate) source: Option<SourcePosition>,
@@ -174,6 +176,7 @@ impl Store {
             large: VecDeque::new(),
             big: big::BigKeys::default(),
             stats: StoreStats::default(),
+            evictions: 0,
             notes: Notes::default(),
             source: None,
             words: RoundWords::default(),

@@ -153,7 +153,7 @@ impl Store {
         entry.clear();
         entry.event(NotifyFlags::EVICTED, "evicted");
         self.stats.changes = changes;
-        self.stats.evicted += 1;
+        self.evictions += 1;
         self.words.removal(db, key, RemovalCause::Evicted);
         Some(units)
     }
@@ -230,7 +230,7 @@ mod tests {
         assert!(store.evict_key(0, b"v", Evictable::At(99)).is_some_and(|units| units > 0));
         assert!(store.evict_key(0, b"k", Evictable::Any).is_some_and(|units| units > 0));
         assert_eq!(store.evict_key(0, b"k", Evictable::Any), None);
-        assert_eq!(store.stats.evicted, 2);
+        assert_eq!((store.evictions, store.stats.evicted), (2, 0));
         let notes = store.notes.take();
         assert_eq!(notes.len(), 4, "{notes:?}");
         assert!(!store.exists(0, b"k").unwrap());

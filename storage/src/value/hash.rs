@@ -94,6 +94,12 @@ impl Hash {
         self.fields.whole_bytes()
     }
 
+    /// Returns how many bytes a reply with all fields takes at least, in memory or not; 0 if some may have expired:
+    /// the frames of name and value are longer than what a packed row has beside them.
+    pub fn least_reply(&self, now_ms: u64) -> u64 {
+        if self.is_due(now_ms) { 0 } else { self.whole_bytes() }
+    }
+
     /// Returns the number of fields, including expired ones that were not yet removed.
     pub fn len(&self) -> u64 {
         self.fields.len()

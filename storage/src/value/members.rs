@@ -26,6 +26,9 @@ const LEAST: usize = 4;
 /// are in memory: sorting them would delay other commands too long.
 const SORT_MAX: u64 = 50_000;
 
+/// Bytes of elements with which a step of a scan ends, however many it is to visit: all of them are in one reply.
+const SCANNED_BYTES: usize = 1 << 20;
+
 /// End of the places of a scan: places have 48 bits.
 const END: u64 = 1 << 48;
 
@@ -425,8 +428,8 @@ impl<V: Payload> Members<V> {
     // ---- scanning and drawing ----------------------------------------------------------------
 
     /// Runs a step of a scan over the elements from `cursor` on, ordered by `place`, a fixed 48-bit
-    /// hash of a name, the one in its row. Calls `visit` for about `count` of them, and returns the
-    /// next cursor, 0 at the end. An element that exists from the first step to the last is
+    /// hash of a name, the one in its row. Calls `visit` for about `count` of them, or for fewer that are
+    /// large, and returns the next cursor, 0 at the end. An element that exists from the first step to the last is
     /// visited. `prefix` precedes the hash in the keys of their rows.
     pub(crate) fn scan<'a>(
         &'a self,
@@ -444,8 +447,8 @@ impl<V: Payload> Members<V> {
             let in_memory = self.complete && (self.version == 0 || self.len <= SORT_MAX);
             if !in_memory {
                 let range = range_from(prefix, cursor);
-                let (limit, least) = (count.clamp(PAGE, 16 * PAGE), least_of_page(count));
-                return Err(Part::Page { range, reverse: false, limit, least });
+                let limit = count.clamp(PAGE, 16 * PAGE);
+                return Err(Part::Page { range, reverse: false, limit, least: LEAST });
             }
             let mut names: Vec<_> =
                 self.known.keys().map(|name| (place(name), name.clone())).collect();
@@ -454,10 +457,10 @@ impl<V: Payload> Members<V> {
         }
         let Some(window) = cache.as_deref() else { return Ok(0) };
         let first = window.names.partition_point(|(at, _)| *at < cursor);
-        let (mut visited, mut last) = (0, None);
+        let (mut visited, mut bytes, mut last) = (0, 0, None);
         for (at, name) in &window.names[first..] {
             // Names of one place stay together, because the cursor cannot tell them apart.
-            if visited >= count && last != Some(*at) {
+            if (visited >= count || bytes >= SCANNED_BYTES) && last != Some(*at) {
                 return Ok(*at);
             }
             last = Some(*at);
@@ -465,6 +468,7 @@ impl<V: Payload> Members<V> {
                 Some((name, Some(value))) => {
                     visit(name, value);
                     visited += 1;
+                    bytes += packed_bytes(name, value);
                 }
                 Some((_, None)) => {}
                 None if self.complete => {}
@@ -719,6 +723,27 @@ mod tests {
             assert!(seen.contains(n.to_string().as_bytes()), "{n}");
         }
         assert_eq!(world.members.len(), 5000);
+    }
+
+    #[test]
+    fn a_step_of_a_scan_ends_with_so_many_bytes() {
+        let name = |n: u64| format!("{n}{}", "x".repeat(SCANNED_BYTES / 3)).into_bytes();
+        let mut world = World::new(0);
+        for n in 0..20 {
+            world.members.insert(&name(n), n);
+        }
+        world.seal();
+        for is_cold in [false, true] {
+            world.is_large = is_cold;
+            if is_cold {
+                world.members.shed(20, |_, _| ());
+            }
+            let mut steps = 1;
+            let seen = world.scan(1000, |_| steps += 1);
+            assert_eq!(seen, (0..20).map(name).collect());
+            // A page in memory ends with a step, too.
+            assert!((7..=12).contains(&steps), "{steps}");
+        }
     }
 
     #[test]

@@ -53,6 +53,11 @@ impl Set {
         self.members.whole_bytes()
     }
 
+    /// Returns how many bytes a reply with all members takes at least, in memory or not.
+    pub fn least_reply(&self) -> u64 {
+        self.whole_bytes()
+    }
+
     /// Returns the number of members.
     pub fn len(&self) -> u64 {
         self.members.len()

@@ -487,6 +487,27 @@ fn a_value_that_a_failed_round_uncovers_may_not_be_durable() {
 }
 
 #[test]
+fn an_eviction_that_is_not_stored_does_not_count() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set(0, b"first", b"1", 0);
+    world.set(0, b"second", b"2", 0);
+    world.commit();
+    let partition = &mut world.partition;
+    partition.store.begin(NOW, false);
+    assert!(partition.store.evict_key(0, b"first", Evictable::Any).is_some());
+    assert_eq!(partition.store.stats.evicted, 0);
+    partition.commit(NOW).unwrap();
+    assert_eq!(partition.store.stats.evicted, 1);
+    assert!(partition.store.evict_key(0, b"second", Evictable::Any).is_some());
+    world.journal.close().unwrap();
+    assert_eq!(world.partition.commit(NOW).unwrap_err().evictions, 1);
+    assert_eq!(world.partition.store.stats.evicted, 1);
+    assert_eq!(world.get(0, b"second").unwrap().0, V::Str(b"2".to_vec()));
+}
+
+#[test]
 fn a_dead_generation_leaves_no_row_behind() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("d");

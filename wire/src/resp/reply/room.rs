@@ -4,6 +4,11 @@ use super::Reply;
 use crate::client_memory::SMALL;
 
 impl Reply {
+    /// Like [`foresee`](Self::foresee), of a reply that takes at least so many bytes, in strings of any size.
+    pub fn foresee_at_least(&mut self, bytes: u64) -> bool {
+        self.foresee(usize::try_from(bytes).unwrap_or(usize::MAX), usize::MAX)
+    }
+
     /// Returns true if there is room for `bytes` more bytes of strings, the greatest of which takes
     /// `greatest`; takes none of it. If there is too little, none of them is to be rendered
     /// ([`Reply::is_lost`]): their data need not be loaded.
