@@ -173,7 +173,7 @@ fn a_history_is_read_while_the_journal_goes_on() {
     let (handle, mut found) = (Handle(Arc::clone(&disk)), Vec::new());
     let read = read_history(&handle, dir(), archive(), (0, Lsn::MAX), &mut |record| {
         found.push(record.lsn);
-        // What is behind the records that are read changes, and segments move to the archive.
+        // The journal goes on behind the records that are read, and segments move to the archive.
         if found.len() < 60 {
             append(&journal, 1);
         }
