@@ -4,8 +4,9 @@ While keys are written, and between kills, the archive is moved away and another
 its place, junk is in it, it is a link to where nobody may write or to nothing, or it is in another
 directory or on another disk. At last all that was archived is put together, and moments are restored from
 the directory and from backups: each has exactly the keys that there were. A moment may be refused only if
-the log says that segments were deleted, and no checkpoint was taken since; from backups also if the next one was made
-while the archive was away.
+the log says that segments were deleted, and no checkpoint was taken since; from backups also if the next one has told
+that it lacks the moments before it. Every backup succeeds, and only those beside an archive that is away, or has lost
+segments, lack any. `check` finds nothing, or segments of the archive that are missing after such a loss.
 """
 
 import shutil
@@ -26,6 +27,8 @@ READ_ONLY = "/sys/kernel"
 OTHER_DISK = "/dev/shm"
 LOST = "deleted without having been archived"
 REFUSED = ("not everything up to then is known", "is of later than that", "are of later than that")
+LACKS = "can restore from the backups no moment between"
+WHOLE = "problems of the archive: the data is whole"
 TROUBLES = ("away", "file", "junk", "read-only", "dangling", "elsewhere", "other disk")
 RESTORED = 5
 
@@ -55,7 +58,7 @@ class ArchiveAway(History):
         self.parts, self.trouble = [], None
         # Checkpoints so far, and those that there were when segments were last deleted.
         self.checkpoints, self.lost, self.lost_at = 0, 0, None
-        # Backups so far, and the numbers of those that may lack the records since the one before.
+        # Backups so far, and the numbers of those that lack the records since the one before.
         self.backed_up, self.gaps = 0, set()
         extra = ["--journal-archive-retention", "86400", "--journal-segment-size", str(SEGMENT)]
         extra += ["--handover-interval-ms", "100", "--checkpoint-keep", "100"]
@@ -187,19 +190,26 @@ class ArchiveAway(History):
 
     def backup(self):
         status, said = self.attempt("backup", "--dir", self.data, "--to", self.backups, "--port", self.port)
-        if status != 0 and not (self.trouble == "file" and "Not a directory" in said):
+        if status != 0:
             raise Wrong(f"a backup beside an archive ({self.trouble}): {said}")
-        if self.trouble is not None:
+        if LACKS in said:
+            lost = self.main.log.read_text(errors="replace").count(LOST)
+            if self.trouble is None and not lost:
+                raise Wrong(f"a backup beside a whole archive: {said}")
             self.gaps.add(self.backed_up)
-        if status == 0:
-            self.backed_up += 1
-        # It may have taken one although it failed.
+        self.backed_up += 1
         self.checkpoints += 1
+
+    def check_original(self):
+        """The data is whole; the archive is, too, but for segments that the log says were deleted."""
+        status, said = self.attempt("check", "--dir", self.data)
+        if status != 0 and (self.lost_at is None or WHOLE not in said):
+            raise Wrong(f"the original: check: exit status {status}: {said}")
 
     def run(self):
         try:
             self.lives()
-            self.check(self.data, "the original")
+            self.check_original()
             for moment in self.random.sample(self.moments, min(RESTORED, len(self.moments))):
                 self.restore(*moment)
         finally:
@@ -246,6 +256,8 @@ class ArchiveAway(History):
             may_be = self.lost_at is not None and checkpoints <= self.lost_at or source == self.backups and backed_up in self.gaps
             if not may_be or not any(text in said for text in REFUSED):
                 raise Wrong(f"{name}, {checkpoints} checkpoints, lost at {self.lost_at}: {said.strip()}")
+            if REFUSED[0] in said and ("backup " if source == self.backups else ".seg") not in said:
+                raise Wrong(f"{name} is refused, and nothing is named: {said.strip()}")
             self.count("refused")
             return
         server = self.server(to, 1, "64mb", [])

@@ -11,6 +11,7 @@ use flagstone_storage::checkpoint::{
 use flagstone_storage::directory::{Location, is_data_directory, is_open};
 use flagstone_storage::place::Place;
 use indicatif::{HumanBytes, ProgressBar};
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::Instant;
 
@@ -186,6 +187,13 @@ impl BackupArgs {
                 done.copied_files,
                 begun.elapsed().as_secs_f64()
             );
+            if let Some(gap) = done.gap {
+                let lacks = format!("`restore --as-of` can restore from the backups {gap}");
+                if done.is_archiving {
+                    let _ = writeln!(std::io::stderr(), "flagstone: warning: {lacks}");
+                }
+                say!("{lacks}");
+            }
             for id in done.removed {
                 say!("backup {id} is removed");
             }

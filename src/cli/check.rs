@@ -59,9 +59,16 @@ impl CheckArgs {
         if self.sizes {
             report.sizes.to_string().lines().for_each(|line| say!("{line}"));
         }
-        if report.problems > 0 {
-            bail!("{} problems", report.problems);
+        if report.archived > 0 {
+            say!("archive: {} segments of the journal", report.archived);
         }
-        Ok(())
+        match (report.problems, report.archive_problems) {
+            (0, 0) => Ok(()),
+            (0, problems) => bail!(
+                "{problems} problems of the archive: the data is whole, but `restore --as-of` refuses \
+                 the moments that need what is damaged or missing"
+            ),
+            (problems, archived) => bail!("{} problems", problems + archived),
+        }
     }
 }

@@ -21,7 +21,8 @@ use crate::directory::{
     manifest_of, peek_controls, unnamed_shards,
 };
 use crate::journal::{
-    BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
+    BucketJournal, BucketOptions, JournalError, LocalJournal, Options, RealDisk, Recovered,
+    check_archive,
 };
 use crate::place::{self, Place, admin, remove_tree, tells_of_full_disk};
 use crate::value::Entry;
@@ -59,6 +60,10 @@ pub struct Report {
     pub records: u64,
     pub checkpoints: u64,
     pub problems: u64,
+    /// Segments in the archive of the journal, or objects of one in a bucket.
+    pub archived: u64,
+    /// Problems of the archive, which only moments of the past need.
+    pub archive_problems: u64,
 }
 
 /// Counts problems, rows read, and keys.
@@ -128,6 +133,8 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
         }
     }
     remove_tree(&branch).await?;
+    (report.archived, report.archive_problems) =
+        look_at_archive(location, manifest.salt(), listener).await;
     if state_of(location, &manifest).await? != before {
         bail!("{store} was written to meanwhile: stop its server, or check a branch of it");
     }
@@ -183,6 +190,29 @@ async fn check_journal(
         check_shards(&journal, manifest, store, shards)?;
     }
     Ok(records)
+}
+
+/// Reads what the journal has dropped and the archive has. Returns the number of segments or objects, and of
+/// problems.
+async fn look_at_archive(location: &Location, salt: u32, listener: &dyn Listener) -> (u64, u64) {
+    let mut problems = 0;
+    let mut tell = |what: String| {
+        problems += 1;
+        listener.problem(&format!("archive: {what}"));
+    };
+    let (journal, archive) = (location.journal(), location.archive());
+    let read = match (journal.dir(), archive.dir()) {
+        (Some(journal), Some(archive)) => check_archive(&RealDisk, journal, archive, &mut tell),
+        _ => {
+            let options = BucketOptions { salt, ..BucketOptions::default() };
+            BucketJournal::check_archive(&journal, &archive, &options, &mut tell).await
+        }
+    };
+    let archived = read.unwrap_or_else(|error| {
+        tell(error.to_string());
+        0
+    });
+    (archived, problems)
 }
 
 /// Reads the engines' records of compactions, which no branch has, but which a start reads.

@@ -99,6 +99,10 @@ pub struct BackupDone {
     pub copied_bytes: u64,
     /// Ids of the backups that were removed.
     pub removed: Vec<String>,
+    /// The moments since the backup before that cannot be restored from backups, and the reason.
+    pub gap: Option<String>,
+    /// True if an archive of the journal should have had the records of these.
+    pub is_archiving: bool,
 }
 
 /// Returns the backups in a place, the oldest first.
@@ -289,7 +293,11 @@ impl BackupJob<'_> {
         let (files, mut done) = self.files().await?;
         let (records, bytes) = self.records(&self.image.records, "records").await?;
         done.copied_bytes += bytes;
-        let (history, bytes) = self.history(before).await?;
+        let (history, bytes, gap) = self.history(before).await?;
+        let of_this = before.iter().filter(|b| b.checkpoint.origin == self.image.checkpoint.origin);
+        let had_history = of_this.into_iter().any(|backup| !backup.history.is_empty());
+        done.is_archiving = had_history || self.from.is_archiving().await?;
+        done.gap = gap;
         done.copied_bytes += bytes;
         done.copied_files += records.len() + history.len();
         self.try_shards(&files).await?;
@@ -427,13 +435,14 @@ impl BackupJob<'_> {
     }
 
     /// Copies the records between the previous backup and this one, as far as the journal or its
-    /// archive still has them, so that any moment between the two can be restored.
-    async fn history(&self, before: &[Backup]) -> Result<(Vec<BackupFile>, u64)> {
+    /// archive still has them, so that any moment between the two can be restored. Returns them, their bytes,
+    /// and the moments that they lack, with the reason.
+    async fn history(&self, before: &[Backup]) -> Result<(Vec<BackupFile>, u64, Option<String>)> {
         let this = &self.image.checkpoint;
         let mut before = before.iter().map(|backup| &backup.checkpoint);
         let last = before.rfind(|c| c.origin == this.origin && c.created_ms <= this.created_ms);
         let Some(last) = last.filter(|last| last.lsn < this.after) else {
-            return Ok((Vec::new(), 0));
+            return Ok((Vec::new(), 0, None));
         };
         let beside = Catalog::of(&self.from.store).history(&this.id);
         let scratch = beside.map_or_else(Scratch::temporary, Scratch::at)?;
@@ -441,14 +450,18 @@ impl BackupJob<'_> {
         // The record at its lsn tells if the directory is still the one that it was taken of.
         let range = (last.lsn.saturating_sub(1), this.after);
         let copying = async {
-            match copy_history(self.from, range, &to).await? {
-                Some((end, _))
-                    if end == this.after && goes_on_from(last, slice::from_ref(&to))? =>
-                {
-                    self.records(&[to], "history").await
-                }
-                _ => Ok((Vec::new(), 0)),
+            let copied = copy_history(self.from, range, &to).await?;
+            let is_whole = copied.end == Some(this.after);
+            if is_whole && goes_on_from(last, slice::from_ref(&to))? {
+                let (stored, bytes) = self.records(&[to], "history").await?;
+                return Ok((stored, bytes, None));
             }
+            let why = match copied.broken.filter(|_| !is_whole) {
+                Some(why) => why,
+                None => format!("the records do not go on from those of {}", last.id),
+            };
+            let gap = format!("no moment between {} and {}: {why}", last.id, this.id);
+            Ok::<_, anyhow::Error>((Vec::new(), 0, Some(gap)))
         };
         copying.await.context("copying the journal's records since the last backup")
     }

@@ -1,10 +1,10 @@
 //! Records from several places, as one sequence.
 
 use super::{ArchiveLimits, Checkpoint};
-use crate::directory::{ARCHIVE_MARK, Location, manifest_of};
+use crate::directory::{ARCHIVE_MARK, Location, Manifest, manifest_of, peek_controls};
 use crate::journal::{
-    BucketJournal, BucketOptions, Disk, Extract, JournalError, LocalJournal, Lsn, Options,
-    RealDisk, Record, read_history, segment_begun_ms, segment_number,
+    BucketJournal, BucketOptions, Disk, Extract, HistoryEnd, JournalError, LocalJournal, Lsn,
+    Options, RealDisk, Record, read_history, segment_begun_ms, segment_number,
 };
 use crate::place::Place;
 use anyhow::{Context, Result};
@@ -17,17 +17,27 @@ fn disk() -> Arc<dyn Disk> {
     Arc::new(RealDisk)
 }
 
+/// Records that were copied.
+pub(super) struct CopiedHistory {
+    /// The last lsn; `None`: the records behind the first lsn are not there.
+    pub(super) end: Option<Lsn>,
+    /// The reason for which they end there, if records are missing.
+    pub(super) broken: Option<String>,
+}
+
 /// Copies the records between two lsns from the journal of a data directory and its archive to the
-/// local directory `to`. Returns the last lsn, and whether the records reach to the end; `None` if
-/// the records behind the first lsn are not there any more.
+/// local directory `to`.
 pub(super) async fn copy_history(
     from: &Location,
     (after, until): (Lsn, Lsn),
     to: &Path,
-) -> Result<Option<(Lsn, bool)>> {
-    let salt = manifest_of(&from.store).await?.salt();
+) -> Result<CopiedHistory> {
+    // These are looked at first: a server may be writing.
+    let manifest = manifest_of(&from.store).await?;
+    let reaches = if until == Lsn::MAX { reached(&from.store, &manifest).await } else { 0 };
+    let (salt, begun) = (manifest.salt(), manifest.epoch());
     let (journal, archive, to) = (from.journal(), from.archive(), to.to_owned());
-    let runtime = Handle::current();
+    let (runtime, shown) = (Handle::current(), journal.to_string());
     let copying = tokio::task::spawn_blocking(move || -> Result<_> {
         let mut extract = Extract::create(disk(), &to, rand::random(), after)?;
         let mut epoch = 0;
@@ -35,20 +45,50 @@ pub(super) async fn copy_history(
             epoch = record.epoch;
             if record.lsn <= until { extract.push(&record) } else { Ok(()) }
         };
-        let reached = if let (Some(journal), Some(archive)) = (journal.dir(), archive.dir()) {
-            read_history(&RealDisk, journal, archive, after, &mut each)?
+        let range = (after, until);
+        let found = if let (Some(journal), Some(archive)) = (journal.dir(), archive.dir()) {
+            read_history(&RealDisk, journal, archive, range, &mut each)?
         } else {
             let options = BucketOptions { salt, ..BucketOptions::default() };
             let reading =
-                BucketJournal::read_history(&journal, &archive, &options, after, &mut each);
-            runtime.block_on(reading)?.map(|end| (end, true))
+                BucketJournal::read_history(&journal, &archive, &options, range, &mut each);
+            runtime.block_on(reading)?
         };
-        let Some((reached, whole)) = reached else { return Ok(None) };
-        let end = reached.min(until);
-        extract.finish(epoch, end)?;
-        Ok(Some((end, whole)))
+        let end = found.last.map(|last| last.min(until));
+        if let Some(end) = end {
+            extract.finish(epoch, end)?;
+        }
+        Ok((end, found))
     });
-    copying.await?
+    let (end, found) = copying.await??;
+    let mut broken = found.broken.as_ref().map(ToString::to_string);
+    if broken.is_none() && until == Lsn::MAX {
+        broken = beyond(&shown, &found, (begun, reaches));
+    }
+    Ok(CopiedHistory { end, broken })
+}
+
+/// Returns the greatest lsn that any shard has rows of, as far as the shards can be read.
+async fn reached(store: &Place, manifest: &Manifest) -> Lsn {
+    let reading = async { peek_controls(&store.with_shared().await?, manifest).await };
+    // It is looked at in place of the server's own files, which may change meanwhile or be damaged: what is
+    // restored are those of a checkpoint.
+    let controls = reading.await.unwrap_or_default();
+    let reaches = controls.iter().map(|(_, c)| c.reaches.max(c.complete.unwrap_or(0)));
+    reaches.max().unwrap_or(0)
+}
+
+/// Describes why a journal is older than its directory, as a start would; `None`: it is not.
+fn beyond(journal: &str, found: &HistoryEnd, (begun, reaches): (u64, Lsn)) -> Option<String> {
+    let (end, epoch) = (found.last.unwrap_or(0), found.epoch);
+    let how = if epoch < begun {
+        format!("it ends in epoch {epoch}, but epoch {begun} was begun")
+    } else if end < reaches {
+        format!("it ends at lsn {end}, but a shard reaches lsn {reaches}")
+    } else {
+        return None;
+    };
+    Some(format!("the journal {journal} is an older copy, or a part of it is missing: {how}"))
 }
 
 /// Passes the records in these directories, each a journal, to `each`: in order, none twice. A gap
@@ -201,4 +241,19 @@ fn prune_segments(dir: &Path, limits: ArchiveLimits) -> Result<usize> {
         let _ = std::fs::remove_dir(dir);
     }
     Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_is_older_than_its_directory_is_noticed() {
+        let found = |last, epoch| HistoryEnd { last, epoch, broken: None };
+        let told = |found, others| beyond("place", &found, others).unwrap_or_default();
+        assert_eq!(told(found(Some(9), 3), (3, 9)), "");
+        assert_eq!(told(found(Some(9), 4), (3, 8)), "");
+        assert!(told(found(Some(9), 2), (3, 9)).contains("in epoch 2, but epoch 3 was begun"));
+        assert!(told(found(Some(8), 3), (3, 9)).contains("at lsn 8, but a shard reaches lsn 9"));
+    }
 }

@@ -43,6 +43,8 @@ pub struct Image {
     pub(super) _scratch: Option<Scratch>,
     /// An lsn, and a time up to which all records are known if those up to this lsn are.
     pub(super) known: Option<(Lsn, u64)>,
+    /// The reason for which the records end although there were more, if that is known.
+    pub(super) broken: Option<String>,
 }
 
 /// Returns the directory of a shard's engine, in a data directory that is made anew.
@@ -75,7 +77,8 @@ impl Image {
         }
         let (checkpoint, place) = (checkpoint.clone(), place.clone());
         let known = Some((checkpoint.lsn, checkpoint.created_ms));
-        Ok(Self { checkpoint, place, pieces, records: vec![records], _scratch: None, known })
+        let (records, broken) = (vec![records], None);
+        Ok(Self { checkpoint, place, pieces, records, _scratch: None, known, broken })
     }
 
     /// Returns true if a file is not one of its shard's engine, but of another one that it shares files with.

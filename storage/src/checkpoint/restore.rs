@@ -213,10 +213,14 @@ pub(super) async fn from_directory(
             let to = target.meanwhile("0");
             let range = (checkpoint.lsn, Lsn::MAX);
             let copied = copy_history(from, range, &to).await?;
-            if let Some((end, whole)) = copied {
+            if let Some(end) = copied.end {
                 image.records.push(to);
-                image.known = whole.then_some((end, u64::MAX));
+                // Behind damage nobody knows what there was: only records before it tell of later ones.
+                if copied.broken.is_none() {
+                    image.known = Some((end, u64::MAX));
+                }
             }
+            image.broken = copied.broken;
         }
         return Ok((image, in_use));
     }
@@ -263,6 +267,7 @@ pub(super) async fn from_backups(
         let mut records = Vec::new();
         fetching.fetch(&backup.records, &mut records).await?;
         let mut known = Some((backup.checkpoint.lsn, backup.checkpoint.created_ms));
+        let mut broken = None;
         if let Some(as_of) = as_of {
             if !reaches_in(&records, &backup.checkpoint, as_of)? {
                 if id.is_some() {
@@ -277,9 +282,17 @@ pub(super) async fn from_backups(
                 }
                 fetching.fetch(&later.records, &mut records).await?;
                 let before = &before.checkpoint;
+                if later.history.is_empty() && later.checkpoint.after > before.lsn {
+                    let id = later.id();
+                    broken = Some(format!("backup {id} was made without the records before it"));
+                }
                 if later.checkpoint.lsn < before.lsn || !goes_on_from(before, &records[fetched..])?
                 {
                     records.truncate(fetched);
+                    let id = later.id();
+                    broken = Some(format!(
+                        "backup {id} is of an older copy of the directory, which was put in its place"
+                    ));
                     break;
                 }
                 known = Some((later.checkpoint.lsn, later.checkpoint.created_ms));
@@ -290,7 +303,8 @@ pub(super) async fn from_backups(
         }
         let pieces: Result<Vec<ImageFile>> = backup.files.iter().map(|f| f.piece(place)).collect();
         let (checkpoint, place) = (backup.checkpoint.clone(), place.clone());
-        return Ok(Image { checkpoint, place, pieces: pieces?, records, _scratch: None, known });
+        let pieces = pieces?;
+        return Ok(Image { checkpoint, place, pieces, records, _scratch: None, known, broken });
     }
     bail!("all backups of that data directory in {place} are of later than that")
 }
@@ -373,11 +387,13 @@ pub(super) fn refuse_unknown(image: &Image, cut: RestoreCut, as_of: Option<AsOf>
         }
     };
     if !is_known {
-        bail!(
-            "not everything up to then is known: the records behind {} end at lsn {}",
-            checkpoint.id,
-            cut.end
-        );
+        let (id, end) = (&checkpoint.id, cut.end);
+        let known =
+            format!("not everything up to then is known: the records behind {id} end at lsn {end}");
+        match &image.broken {
+            Some(why) => bail!("{known} ({why}). `--as-of lsn:{end}` restores what is known"),
+            None => bail!("{known}"),
+        }
     }
     if cut.lsn < checkpoint.reaches() {
         bail!("{} is of later than that", checkpoint.id);

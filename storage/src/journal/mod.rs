@@ -22,6 +22,7 @@ mod refusal;
 mod room;
 mod scan;
 mod segment;
+mod shelf;
 mod sync;
 mod upkeep;
 
@@ -49,7 +50,7 @@ pub use bucket::{
 pub(crate) use disk::of_link;
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
-pub use history::{read_history, segment_begun_ms};
+pub use history::{HistoryEnd, check_archive, read_history, segment_begun_ms};
 pub(crate) use home::HomeDisk;
 pub use local::LocalJournal;
 pub use read::HoldId;

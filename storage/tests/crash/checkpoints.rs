@@ -169,7 +169,7 @@ impl Run {
 
     /// Like [`kill`](Self::kill), with a change of the directory before the start, which must have the data
     /// of `model` then.
-    fn replaced(self, model: Model, change: impl FnOnce()) -> Self {
+    pub(crate) fn replaced(self, model: Model, change: impl FnOnce()) -> Self {
         let Self { history: History { world, random }, .. } = self;
         world.journal.sync_now().unwrap();
         drop(world);
@@ -503,7 +503,7 @@ fn a_backup_of_a_stopped_directory_has_the_moments_since_the_one_before() {
     }
 }
 
-fn copy_dir(from: &Path, to: &Path) {
+pub(crate) fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let (entry, to) = entry.map(|it| (it.path(), to.join(it.file_name()))).unwrap();

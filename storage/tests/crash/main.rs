@@ -8,6 +8,7 @@
 mod backups;
 mod bank;
 mod blind;
+mod broken_history;
 mod bucket;
 mod checkpoints;
 mod copies;

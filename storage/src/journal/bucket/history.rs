@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::path::Path;
 
-use super::super::{JournalError, Lsn, Record, Recovered};
+use super::super::{HistoryEnd, JournalError, Lsn, Record, Recovered};
 use super::object::{OBJECT_HEADER, ObjectHeader, Position};
-use super::read::Reader;
+use super::read::{Reader, Trouble};
 use super::requests::{ask, read_object};
 use super::{BucketJournal, BucketOptions, BucketRecovery};
 use crate::place::Place;
@@ -89,24 +89,32 @@ impl BucketJournal {
         }
     }
 
-    /// Passes the records behind `after` in the journal and its archive to `each`, in order, if
-    /// none is missing, and returns the end; `None`: the records behind `after` do not exist any
-    /// more.
+    /// Passes the records behind `after` in the journal and its archive to `each`, in order, as far as
+    /// they are whole and none is missing, or up to the lsn `until` or a little further.
+    ///
+    /// # Errors
+    /// Those of `each`, and as of [`view`](Self::view).
     pub async fn read_history(
         journal: &Place,
         archive: &Place,
         options: &BucketOptions,
-        after: Lsn,
+        (after, until): (Lsn, Lsn),
         each: &mut dyn FnMut(Record) -> Result<(), JournalError>,
-    ) -> Result<Option<Lsn>, JournalError> {
+    ) -> Result<HistoryEnd, JournalError> {
         let view = Self::view(journal, options).await?;
+        let mut end = HistoryEnd { last: None, epoch: view.recovery.last_epoch(), broken: None };
+        let stored = view.recovery.objects().filter(|(_, before, _)| *before < until);
         let mut objects: VecDeque<(Position, &Place)> =
-            view.recovery.objects().map(|(at, ..)| (at, journal)).collect();
+            stored.map(|(at, ..)| (at, journal)).collect();
         if view.dropped() > after {
             let archive = Archive::open(journal, archive, options).await?;
-            let first = view.recovery.first();
-            let Some(earlier) = archive.before(first, after).await? else { return Ok(None) };
-            earlier.into_iter().for_each(|earlier| objects.push_front(earlier));
+            match archive.before(view.recovery.first(), after).await? {
+                Ok(earlier) => earlier.into_iter().for_each(|at| objects.push_front(at)),
+                Err(gone) => {
+                    end.broken = Some(missing(gone, archive.place));
+                    return Ok(end);
+                }
+            }
         }
         let get = |(at, place): (Position, &Place)| {
             let place = place.clone();
@@ -121,20 +129,85 @@ impl BucketJournal {
             })
         };
         let mut reader = Reader::new((after + 1, Lsn::MAX), &mut take);
+        let mut broken = None;
         while let Some((at, object)) = gets.next().await {
             // An object dropped meanwhile may be in the archive now.
             let object = match object? {
                 None => read_object(archive, options, at).await?,
                 object => object,
             };
-            let Some(object) = object else { return Ok(None) };
-            if let Err(trouble) = reader.take(at, options.salt, &object) {
-                let path = at.path(journal.root()).to_string().into();
-                return Err(failed.unwrap_or_else(|| trouble.error(path)));
+            let Some(object) = object else {
+                broken = Some(missing(at, archive));
+                break;
+            };
+            match reader.take(at, options.salt, &object) {
+                Ok(()) => {}
+                Err(trouble @ Trouble::Damaged(_)) => {
+                    broken = Some(trouble.error(at.path(journal.root()).to_string().into()));
+                    break;
+                }
+                Err(trouble) => {
+                    let path = at.path(journal.root()).to_string().into();
+                    return Err(failed.unwrap_or_else(|| trouble.error(path)));
+                }
             }
         }
-        Ok(Some(view.end()))
+        let last = match &broken {
+            Some(_) => reader.last(),
+            None => Some(view.end()),
+        };
+        end.last = last.filter(|last| *last >= after);
+        end.broken = broken;
+        Ok(end)
     }
+
+    /// Reads the objects in the archive of a journal without a writer, and tells of each one that is
+    /// damaged or missing. Objects before the oldest one may have grown too old. Returns how many there
+    /// are.
+    ///
+    /// # Errors
+    /// As of [`view`](Self::view).
+    pub async fn check_archive(
+        journal: &Place,
+        archive: &Place,
+        options: &BucketOptions,
+        tell: &mut dyn FnMut(String),
+    ) -> Result<u64, JournalError> {
+        let view = Self::view(journal, options).await?;
+        let there = Archive::open(journal, archive, options).await?;
+        let (present, gaps) = there.all_before(view.recovery.first());
+        let oldest = present.last().copied();
+        for gone in gaps.into_iter().filter(|gone| oldest.is_some_and(|oldest| oldest < *gone)) {
+            tell(missing(gone, archive).to_string());
+        }
+        let mut pass = |_: Record| Ok(());
+        let (nothing, mut before) = ((Lsn::MAX, Lsn::MAX), None);
+        let mut reader = Reader::new(nothing, &mut pass);
+        for at in present.iter().rev().copied() {
+            if before.is_some() && there.predecessor(at) != before {
+                reader.begin_anew();
+            }
+            let place = there.there.get(&at).copied().unwrap_or(archive);
+            let Some(object) = read_object(place, options, at).await? else {
+                tell(missing(at, place).to_string());
+                continue;
+            };
+            before = Some(at);
+            if let Err(trouble) = reader.take(at, options.salt, &object) {
+                let path = at.path(place.root()).to_string().into();
+                tell(trouble.error(path).to_string());
+                before = None;
+                reader.begin_anew();
+            }
+        }
+        Ok(present.len() as u64)
+    }
+}
+
+/// Returns the error for an object that is missing.
+fn missing(at: Position, place: &Place) -> JournalError {
+    let path = at.path(place.root()).to_string().into();
+    JournalError::corrupt(path, 0, "the object is missing: it was lost, or had grown too old")
 }
 
 /// The objects of a journal and of its archive.
@@ -195,12 +268,12 @@ impl<'a> Archive<'a> {
     }
 
     /// Returns the objects before `first`, newest first, back to one that has nothing behind
-    /// `after`. `None`: one of them is missing.
+    /// `after`; or the one that is missing before them.
     async fn before(
         &self,
         first: Position,
         after: Lsn,
-    ) -> Result<Option<Vec<(Position, &'a Place)>>, JournalError> {
+    ) -> Result<Result<Vec<(Position, &'a Place)>, Position>, JournalError> {
         let mut at = first;
         let positions = std::iter::from_fn(|| {
             at = self.predecessor(at)?;
@@ -218,18 +291,35 @@ impl<'a> Archive<'a> {
         let mut gets = stream::iter(there.map(get)).buffered(READS).boxed();
         let mut found = Vec::new();
         while let Some(((at, place), object)) = gets.try_next().await? {
-            let Some(object) = object else { return Ok(None) };
+            let Some(object) = object else { return Ok(Err(at)) };
             let path = || at.path(place.root()).to_string().into();
             let (header, _) = ObjectHeader::decode(&object)
                 .map_err(|error| JournalError::corrupt(path(), 0, error.to_string()))?;
             found.push((at, place));
             // An object that ends with it may hold the beginning of the next commit.
             if header.last < after {
-                return Ok(Some(found));
+                return Ok(Ok(found));
             }
         }
         let oldest = found.last().map_or(first, |(at, _)| *at);
-        Ok(self.predecessor(oldest).is_none().then_some(found))
+        Ok(self.predecessor(oldest).map_or(Ok(found), Err))
+    }
+
+    /// Returns the objects before `first`, the newest first, and those that are missing between them,
+    /// or before the oldest one: of several that follow each other only the newest.
+    fn all_before(&self, first: Position) -> (Vec<Position>, Vec<Position>) {
+        let (mut present, mut gaps) = (Vec::new(), Vec::new());
+        let mut at = first;
+        while let Some(before) = self.predecessor(at) {
+            at = before;
+            if !self.there.contains_key(&at) {
+                gaps.push(at);
+                let Some((next, _)) = self.there.range(..at).next_back() else { break };
+                at = *next;
+            }
+            present.push(at);
+        }
+        (present, gaps)
     }
 
     /// Returns the object before this one; `None`: this is the very first.

@@ -122,6 +122,17 @@ impl<'a> Reader<'a> {
         Self { range, chain: None, commits: Commits::default(), each }
     }
 
+    /// Returns the last commit of the objects that were read; `None`: there was none.
+    pub(super) fn last(&self) -> Option<Lsn> {
+        self.chain.map(|chain| chain.last)
+    }
+
+    /// Forgets the objects that were read: the next one does not follow them.
+    pub(super) fn begin_anew(&mut self) {
+        self.chain = None;
+        self.commits = Commits::default();
+    }
+
     /// Passes the commits of the range that end in an object to the reader's `each`.
     pub(super) fn take(&mut self, at: Position, salt: u32, object: &Bytes) -> Result<(), Trouble> {
         let (from, to) = self.range;

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Mutex;
 
 use super::*;
-use crate::journal::history::read_history;
 use crate::journal::segment::segment_number;
+use crate::journal::{check_archive, read_history};
 
 /// A disk whose archive is another disk, or cannot be written, while that is set.
 struct OtherDisk {
@@ -81,11 +81,12 @@ fn append(journal: &LocalJournal, commits: u64) {
 /// Returns the lsns that the journal and the archive have together, and whether they are all that there were.
 fn read(disk: &OtherDisk, after: Lsn) -> (Vec<Lsn>, bool) {
     let mut found = Vec::new();
-    let read = read_history(disk, dir(), archive(), after, &mut |record| {
+    let read = read_history(disk, dir(), archive(), (after, Lsn::MAX), &mut |record| {
         found.push(record.lsn);
         Ok(())
     });
-    (found, read.unwrap().is_some_and(|(_, is_whole)| is_whole))
+    let end = read.unwrap();
+    (found, end.broken.is_none() && end.last.is_some())
 }
 
 fn segments(disk: &OtherDisk, dir: &Path) -> usize {
@@ -161,4 +162,110 @@ fn a_new_journal_counts_on_from_the_archive_of_the_former_one() {
         disk.list(archive()).unwrap().into_iter().max() > Some(newest.clone())
     });
     assert_eq!(read(&disk, 41).0, (42..=46).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_history_is_read_while_the_journal_goes_on() {
+    let disk = Arc::<SimDisk>::default();
+    let options = Options { archive: Some(archive().into()), ..options(&disk, SyncMode::No) };
+    let journal = open(&options);
+    append(&journal, 20);
+    let (handle, mut found) = (Handle(Arc::clone(&disk)), Vec::new());
+    let read = read_history(&handle, dir(), archive(), (0, Lsn::MAX), &mut |record| {
+        found.push(record.lsn);
+        // The journal goes on behind the records that are read, and segments move to the archive.
+        if found.len() < 60 {
+            append(&journal, 1);
+        }
+        Ok(())
+    });
+    let end = read.unwrap();
+    assert!(end.broken.is_none(), "{end:?}");
+    let last = end.last.unwrap();
+    assert!(last >= 20, "{last}");
+    assert_eq!(found, (1..=last).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_history_ends_at_the_record_that_is_asked_for() {
+    let disk = Arc::<SimDisk>::default();
+    let options = Options { archive: Some(archive().into()), ..options(&disk, SyncMode::No) };
+    let journal = open(&options);
+    append(&journal, 20);
+    journal.close().unwrap();
+    let handle = Handle(Arc::clone(&disk));
+    let mut found = Vec::new();
+    let read = read_history(&handle, dir(), archive(), (3, 9), &mut |record| {
+        found.push(record.lsn);
+        Ok(())
+    });
+    let end = read.unwrap();
+    assert!(end.broken.is_none() && end.last == Some(9), "{end:?}");
+    assert_eq!(found, (4..=9).collect::<Vec<_>>());
+}
+
+/// Returns a disk whose archive has segments, and their paths, the oldest first.
+fn archived() -> (Arc<SimDisk>, Vec<std::path::PathBuf>) {
+    let disk = Arc::<SimDisk>::default();
+    let options = Options { archive: Some(archive().into()), ..options(&disk, SyncMode::No) };
+    let journal = open(&options);
+    append(&journal, 40);
+    let handle = Handle(Arc::clone(&disk));
+    eventually("segments are archived", || handle.list(archive()).is_ok_and(|l| l.len() > 10));
+    journal.close().unwrap();
+    drop(journal);
+    let mut names = handle.list(archive()).unwrap();
+    names.sort();
+    (disk, names.iter().map(|name| archive().join(name)).collect())
+}
+
+fn told(disk: &Arc<SimDisk>) -> Vec<String> {
+    let (handle, mut told) = (Handle(Arc::clone(disk)), Vec::new());
+    check_archive(&handle, dir(), archive(), &mut |what| told.push(what)).unwrap();
+    told
+}
+
+#[test]
+fn damage_in_the_archive_is_told_and_ends_the_history() {
+    let (disk, segments) = archived();
+    assert_eq!(told(&disk), Vec::<String>::new());
+    for at in [1, segments.len() / 2, segments.len() - 1] {
+        let path = &segments[at];
+        let used = disk.read(path).iter().rposition(|byte| *byte != 0).unwrap();
+        for kind in ["missing", "cut off", "without a header", "flipped"] {
+            let damaged = disk.copy();
+            match kind {
+                "missing" => damaged.delete(path),
+                "cut off" => damaged.edit(path, |bytes| bytes.truncate(used / 2)),
+                "without a header" => damaged.edit(path, |bytes| bytes[..512].fill(0)),
+                _ => damaged.edit(path, |bytes| bytes[used / 2] ^= 1),
+            }
+            let (name, found) = (path.display().to_string(), told(&damaged));
+            assert!(found.len() == 1 && found[0].contains(&name), "{kind} {at}: {found:?}");
+            let handle = Handle(Arc::clone(&damaged));
+            let mut lsns = Vec::new();
+            let read = read_history(&handle, dir(), archive(), (0, Lsn::MAX), &mut |record| {
+                lsns.push(record.lsn);
+                Ok(())
+            });
+            let end = read.unwrap();
+            let last = end.last.unwrap();
+            assert!(last < 40, "{kind} {at}: {last}");
+            assert_eq!(lsns, (1..=last).collect::<Vec<_>>(), "{kind} {at}");
+            assert!(end.broken.unwrap().to_string().contains(&name), "{kind} {at}");
+        }
+    }
+}
+
+#[test]
+fn segments_that_have_grown_too_old_and_other_files_are_no_damage() {
+    let (disk, segments) = archived();
+    for path in &segments[..3] {
+        disk.delete(path);
+    }
+    let handle = Handle(Arc::clone(&disk));
+    for name in ["notes", "00000000000003e8.seg"] {
+        handle.create(&archive().join(name)).unwrap();
+    }
+    assert_eq!(told(&disk), Vec::<String>::new());
 }

@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::journal::Disk;
 use crate::journal::floor::{JournalFloor, floor_path};
 use crate::journal::record::ALIGN;
 use crate::journal::scan::remains;
 use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segment_path};
+use crate::journal::{Disk, HistoryEnd, read_history};
 
 type Model = Vec<(Lsn, Vec<u8>)>;
 
@@ -348,6 +348,92 @@ fn records_of_another_copy_of_the_journal_are_not_taken() {
         }
     }
     assert!(refused > 0);
+}
+
+/// Returns the lsns of the records behind lsn 4, as another process reads them, and how they end.
+fn history(disk: &Arc<SimDisk>) -> Result<(Vec<Lsn>, HistoryEnd), JournalError> {
+    let mut found = Vec::new();
+    let collect = &mut |record: Record| {
+        found.push(record.lsn);
+        Ok(())
+    };
+    let (handle, archive) = (Handle(Arc::clone(disk)), Path::new("/archive"));
+    let end = read_history(&handle, dir(), archive, (4, Lsn::MAX), collect)?;
+    Ok((found, end))
+}
+
+/// Asserts that a history ends as a recovery does: where that refuses damage, the records that are
+/// missing are missed, and where it cuts a torn tail, they end.
+fn assert_same_end(disk: &Arc<SimDisk>, last: Lsn, what: &str) {
+    let Ok((found, end)) = history(disk) else {
+        assert!(recover(disk).is_err(), "{what}");
+        return;
+    };
+    assert_eq!(found, (5..5 + found.len() as u64).collect::<Vec<_>>(), "{what}");
+    let reached = found.last().copied().unwrap_or(4);
+    match recover(disk) {
+        Ok(recovery) => {
+            assert!(end.broken.is_none(), "{what}: {end:?}");
+            assert_eq!((end.last, end.epoch), (Some(recovery.end()), recovery.epoch()), "{what}");
+            assert_eq!(reached, recovery.end(), "{what}");
+        }
+        Err(_) => assert!(end.broken.is_some() || reached == last, "{what}: {end:?}"),
+    }
+}
+
+#[test]
+fn a_history_ends_as_a_recovery_does() {
+    for clean in [true, false] {
+        let (disk, _) = small_journal(clean);
+        assert_same_end(&disk, 18, "as it is");
+        let mut rng = Rng::new(13);
+        for path in disk.files() {
+            let bytes = disk.read(&path);
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            for at in (0..used).step_by(7).chain((used..bytes.len()).step_by(97)) {
+                let damaged = disk.copy();
+                damaged.edit(&path, |bytes| bytes[at] ^= 1 << rng.below(8));
+                assert_same_end(&damaged, 18, &format!("{}, {at} flipped", path.display()));
+            }
+            for length in (0..bytes.len()).step_by(61) {
+                let damaged = disk.copy();
+                damaged.edit(&path, |bytes| bytes.truncate(length));
+                assert_same_end(&damaged, 18, &format!("{}, {length} bytes", path.display()));
+            }
+            let damaged = disk.copy();
+            damaged.delete(&path);
+            assert_same_end(&damaged, 18, &format!("{} is missing", path.display()));
+        }
+    }
+}
+
+#[test]
+fn a_history_tells_which_segment_is_missing_or_damaged() {
+    let disk = in_the_fourth_segment();
+    let all = |found: &[Lsn]| found.to_vec() == (5..=16).collect::<Vec<_>>();
+    assert!(all(&history(&disk).unwrap().0));
+    for number in 2..=4 {
+        let path = segment_path(dir(), number);
+        let used = disk.read(&path).iter().rposition(|byte| *byte != 0).unwrap();
+        for kind in ["missing", "cut off", "without a header", "flipped"] {
+            let damaged = disk.copy();
+            match kind {
+                "missing" => damaged.delete(&path),
+                "cut off" => damaged.edit(&path, |bytes| bytes.truncate(used / 2)),
+                "without a header" => damaged.edit(&path, |bytes| bytes[..SEGMENT_HEADER].fill(0)),
+                _ => damaged.edit(&path, |bytes| bytes[used / 2] ^= 1),
+            }
+            let (found, end) = history(&damaged).unwrap();
+            // The last record of the newest segment may be a torn write.
+            assert!(!all(&found), "{kind} {number}");
+            match end.broken {
+                Some(JournalError::Corrupt { path: named, .. }) => {
+                    assert_eq!(named, path, "{kind}")
+                }
+                other => panic!("{kind} {number}: {other:?}"),
+            }
+        }
+    }
 }
 
 /// Returns the greatest number of a segment that was begun.

@@ -2,6 +2,7 @@
 
 use super::super::object::{ObjectHeader, Position};
 use super::*;
+use crate::journal::HistoryEnd;
 use object_store::ObjectStoreExt;
 
 fn archive(client: &Arc<Client>) -> Place {
@@ -12,8 +13,15 @@ fn archiving(client: &Arc<Client>) -> BucketOptions {
     BucketOptions { archive: Some(archive(client)), ..options(SyncMode::Always) }
 }
 
-/// Returns the records behind `after`, and their end.
+/// Returns the records behind `after`, and their end, if none is missing.
 async fn history(client: &Arc<Client>, after: Lsn) -> Option<(Vec<Lsn>, Lsn)> {
+    let (found, end) = history_end(client, after).await;
+    assert!(end.broken.is_some() || end.last.is_some());
+    Some((found, end.last.filter(|_| end.broken.is_none())?))
+}
+
+/// Returns the records behind `after`, and how they end.
+async fn history_end(client: &Arc<Client>, after: Lsn) -> (Vec<Lsn>, HistoryEnd) {
     let mut found = Vec::new();
     let mut collect = |record: Record| {
         found.push(record.lsn);
@@ -21,9 +29,20 @@ async fn history(client: &Arc<Client>, after: Lsn) -> Option<(Vec<Lsn>, Lsn)> {
     };
     let options = options(SyncMode::Always);
     let (journal, archive) = (place(client), archive(client));
-    let read = BucketJournal::read_history(&journal, &archive, &options, after, &mut collect);
-    let end = read.await.unwrap()?;
-    Some((found, end))
+    let range = (after, Lsn::MAX);
+    let read = BucketJournal::read_history(&journal, &archive, &options, range, &mut collect);
+    let end = read.await.unwrap();
+    (found, end)
+}
+
+/// Returns what a check of the archive tells, and how many objects it has.
+async fn checked(client: &Arc<Client>) -> (Vec<String>, u64) {
+    let mut told = Vec::new();
+    let (journal, archive, options) = (place(client), archive(client), options(SyncMode::Always));
+    let mut tell = |what| told.push(what);
+    let read = BucketJournal::check_archive(&journal, &archive, &options, &mut tell).await;
+    let count = read.unwrap();
+    (told, count)
 }
 
 /// Writes commits of one shard, one of which has several objects, and has most of them dropped.
@@ -101,6 +120,45 @@ fn a_gap_in_the_archive_is_noticed() {
         }
         assert_eq!(history(&client, 23).await, None);
         assert_eq!(history(&client, 58).await, Some((vec![59, 60], 60)));
+    });
+}
+
+#[test]
+fn damage_in_the_archive_is_named_and_what_is_before_it_is_read() {
+    runtime().block_on(async {
+        let sim = Sim::new(37);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        let names = sim.names().await;
+        let root = archive(&client).root().clone();
+        let of = |name: &String| Position::of(&name.as_str().into(), &root);
+        let archived: BTreeMap<Position, String> =
+            names.iter().filter_map(|name| Some((of(name)?, name.clone()))).collect();
+        assert_eq!(checked(&client).await, (Vec::new(), archived.len() as u64));
+        let (at, name) = archived.iter().filter(|(at, _)| at.epoch == 2).nth(3).unwrap();
+        let path = at.path(&root);
+        let object = client.get(&path).await.unwrap().bytes().await.unwrap();
+        let mut damaged = object.to_vec();
+        *damaged.last_mut().unwrap() ^= 1;
+        client.put(&path, damaged.into()).await.unwrap();
+        let (told, _) = checked(&client).await;
+        assert!(told.len() == 1 && told[0].contains(name.as_str()), "{told:?}");
+        let (found, end) = history_end(&client, 0).await;
+        let last = end.last.unwrap();
+        assert_eq!(found, (1..=last).collect::<Vec<_>>());
+        assert!((20..60).contains(&last) && end.broken.is_some(), "{end:?}");
+        sim.remove(name).await;
+        let (told, _) = checked(&client).await;
+        assert!(told.len() == 1 && told[0].contains(name.as_str()), "{told:?}");
+        let (_, end) = history_end(&client, 0).await;
+        assert!(end.broken.unwrap().to_string().contains(name.as_str()));
+        // The oldest ones may have grown too old.
+        for (_, name) in archived.range(..=*at) {
+            if sim.names().await.contains(name) {
+                sim.remove(name).await;
+            }
+        }
+        assert_eq!(checked(&client).await.0, Vec::<String>::new());
     });
 }
 
