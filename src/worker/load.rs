@@ -13,7 +13,7 @@
 
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
-use super::volume::{LoadShare, LoadVolume};
+use super::volume::{LoadShare, LoadVolume, charge};
 use super::{Lock, Worker};
 use flagstone_storage::Store;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
@@ -120,7 +120,7 @@ impl Worker {
         {
             let store = &mut self.partition.borrow_mut().store;
             let expected = request.needs.iter().map(|need| store.expected_bytes(need));
-            let share = volume.share(expected.fold(0, usize::saturating_add));
+            let share = volume.share(charge(expected.fold(0, usize::saturating_add), most));
             admitted.push((request, share));
         }
         volume.set_awaited(!self.loader.queue.borrow().is_empty());

@@ -12,6 +12,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
+/// Divides the bytes that reads may take: the part that the largest one leaves to others.
+const LEFT_PART: usize = 4;
+
 /// The bytes of a worker's reads.
 #[derive(Debug, Default)]
 pub(super) struct LoadVolume {
@@ -82,6 +85,12 @@ impl LoadVolume {
             self.due.notify_one();
         }
     }
+}
+
+/// Returns the bytes that a read of so many takes of `most` while it is under way: a single one leaves room
+/// for small ones.
+pub(super) fn charge(expected: usize, most: usize) -> usize {
+    expected.min(most - most / LEFT_PART)
 }
 
 /// Bytes that some reads have taken, until the data was used.
@@ -217,6 +226,15 @@ mod tests {
         assert_eq!(parts[1].split_off(0, 0).bytes(), 0);
         let huge = volume.share(usize::MAX / 2);
         assert_eq!(huge.split_off(usize::MAX, usize::MAX).bytes(), usize::MAX / 2);
+    }
+
+    #[test]
+    fn a_huge_read_leaves_room_for_small_ones() {
+        let volume = Rc::new(LoadVolume::default());
+        assert_eq!((charge(10 << 30, 64 << 20), charge(10, 64 << 20)), (48 << 20, 10));
+        let _huge = volume.share(charge(10 << 30, 100));
+        assert!(volume.has_room(100) && volume.left(100) == 25);
+        assert_eq!(charge(7, 0), 0);
     }
 
     /// Shares come and go in any order: no more is taken than they have, and at the end nothing.
