@@ -199,6 +199,8 @@ impl Worker {
             needs.iter().map(|need| store.expected_bytes(need)).fold(0, usize::saturating_add)
         };
         if whole <= left {
+            // Other loads of the same tick see what is left then.
+            share.set(share.bytes().saturating_add(expected(&ahead, store)));
             return (ahead, Vec::new());
         }
         let each = expected(&ahead, store).div_ceil(ahead.iter().map(names_of).sum::<usize>());
