@@ -119,7 +119,12 @@ impl Worker {
             && let Some(request) = self.next_request()
         {
             let store = &mut self.partition.borrow_mut().store;
-            let expected = request.needs.iter().map(|need| store.expected_bytes(need));
+            // A unit asks again for parts that it has.
+            let mut expected_of = |need: &Need| match store.has_part(need) {
+                true => 0,
+                false => store.expected_bytes(need),
+            };
+            let expected = request.needs.iter().map(&mut expected_of);
             let share = volume.share(charge(expected.fold(0, usize::saturating_add), most));
             admitted.push((request, share));
         }
