@@ -174,3 +174,19 @@ fn reads_of_many_rounds_end_one_after_the_other() {
     // In turns they would take two thirds of all fields, 256 MiB, or more.
     assert!(taken < 160 << 20, "{taken}");
 }
+
+#[test]
+fn sort_loads_no_strings_for_a_reply_that_does_not_fit() {
+    let server = with_strings("1", MANY, LARGE);
+    let mut client = server.client();
+    let numbers: Vec<usize> = (0..MANY).collect();
+    cmd("RPUSH").arg("numbers").arg(numbers).exec(&mut client).expect("pushed");
+    let taken = most_beside(&server, || {
+        refused(&mut client, cmd("SORT").arg(&["numbers", "BY", "nosort", "GET", "string:*"]));
+    });
+    assert!(taken < MOST / 2, "{taken}");
+    let words = ["SORT", "numbers", "BY", "nosort", "GET", "string:*", "STORE", "list"];
+    let mut sort = cmd(words[0]);
+    let error = sort.arg(&words[1..]).exec(&mut client).expect_err("it is too large");
+    assert!(error.to_string().contains("more memory than a command may make"), "{error}");
+}
