@@ -193,6 +193,11 @@ impl Misses {
         }
     }
 
+    /// Returns true if no look-up missed.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Stops the command if any look-up missed.
     pub fn check(self) -> Outcome {
         if self.0.is_empty() { Ok(()) } else { Err(Stop::Miss(self.0.into_iter().collect())) }

@@ -53,4 +53,6 @@ pub use object::{
     StreamField, StreamGroup, StreamNode, StreamObject, StreamPending, ZsetForm,
 };
 pub use parts::{Kind, Part, Sink, StreamHead};
-pub use restore::{PART_OVERHEAD, restore, restore_newer, restore_within};
+pub use restore::{
+    Allowance, PART_OVERHEAD, restore, restore_newer, restore_packing, restore_within,
+};

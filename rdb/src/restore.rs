@@ -5,7 +5,7 @@ use crate::parts::{Kind, Part, Sink, StreamHead};
 use crate::reader::{Reader, Result};
 use crate::walk::{kind, walk};
 use crate::{
-    HashField, Object, RestoreError, StreamField, StreamObject, VERSION_FIELD_EXPIRY,
+    HashField, Object, RestoreError, StreamField, StreamNode, StreamObject, VERSION_FIELD_EXPIRY,
     VERSION_FOREIGN_MAX, crc64, object_type::LAST_COMMON,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 /// [`RestoreError`] if the footer is wrong, the object is malformed or empty, has duplicates, bytes
 /// behind it, or is of a type that has no representation here.
 pub fn restore(payload: &[u8]) -> Result<Object> {
-    restore_within(payload, false, usize::MAX)
+    restore_within(payload, false, Allowance::ANY)
 }
 
 /// Returns the object in `payload`, which may also be of a later RDB version of Valkey than the
@@ -29,35 +29,98 @@ pub fn restore(payload: &[u8]) -> Result<Object> {
 ///
 /// As [`restore`].
 pub fn restore_newer(payload: &[u8]) -> Result<Object> {
-    restore_within(payload, true, usize::MAX)
+    restore_within(payload, true, Allowance::ANY)
 }
 
 /// Bytes that each part of an object (an element, a name, a value) takes beside its own.
 pub const PART_OVERHEAD: usize = 24;
 
+/// Bytes of memory that the object in a payload may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// Bytes beside those of the payload.
+    pub more: usize,
+    /// Length of a string that may be larger than that.
+    pub string: usize,
+}
+
+impl Allowance {
+    /// Allows any number of bytes.
+    pub const ANY: Self = Self { more: usize::MAX, string: usize::MAX };
+}
+
 /// Returns the object in `payload`, as [`restore`] does or, with `newer`, as [`restore_newer`], if it
-/// takes at most `more` bytes more than the payload.
+/// takes no more than is allowed.
 ///
 /// # Errors
 ///
 /// As [`restore`]; [`RestoreError::TooLarge`].
-pub fn restore_within(payload: &[u8], newer: bool, more: usize) -> Result<Object> {
+pub fn restore_within(payload: &[u8], newer: bool, allowance: Allowance) -> Result<Object> {
+    restore_object(payload, newer, allowance, Ok)
+}
+
+/// Returns the object in `payload`, as [`restore_within`] does, a stream without its nodes: `pack` takes each
+/// of them, once it is decoded, and returns the bytes that it takes then.
+///
+/// # Errors
+///
+/// As [`restore_within`].
+pub fn restore_packing(
+    payload: &[u8],
+    newer: bool,
+    allowance: Allowance,
+    mut pack: impl FnMut(StreamNode) -> usize,
+) -> Result<Object> {
+    restore_object(payload, newer, allowance, |node| Err(pack(node)))
+}
+
+/// Restores an object. `keep` returns a node of a stream, or the bytes that it takes elsewhere.
+fn restore_object<F>(payload: &[u8], newer: bool, allowance: Allowance, keep: F) -> Result<Object>
+where
+    F: FnMut(StreamNode) -> std::result::Result<StreamNode, usize>,
+{
     let is_known =
         |version| version <= VERSION_FIELD_EXPIRY || (newer && version > VERSION_FOREIGN_MAX);
     let (object, version) = object_bytes(payload, is_known)?;
-    let most = payload.len().saturating_add(more);
-    let mut reader = Reader::within(object, most as u64);
-    let object_type = reader.byte()?;
+    let object_type = *object.first().ok_or(RestoreError::BadFormat)?;
     if version > VERSION_FOREIGN_MAX && object_type > LAST_COMMON {
         return Err(RestoreError::BadFormat);
     }
-    let mut collector = Collector { left: most, ..Collector::new(object_type)? };
-    walk::<RestoreError, _, _>(object_type, &mut reader, &mut collector)?;
-    let object = collector.finish();
+    let most = payload.len().saturating_add(allowance.more);
+    let most = if kind(object_type)? == Kind::String { most.max(allowance.string) } else { most };
+    let mut reader = Reader::within(&object[1..], most as u64);
+    let collector = Collector { left: most, ..Collector::new(object_type)? };
+    let mut packing = Packing { collector, keep };
+    walk::<RestoreError, _, _>(object_type, &mut reader, &mut packing)?;
+    let object = packing.collector.finish();
     if !reader.is_empty() || object.is_empty() {
         return Err(RestoreError::BadFormat);
     }
     if object.is_distinct() { Ok(object) } else { Err(RestoreError::BadFormat) }
+}
+
+/// Assembles an object whose nodes may be kept elsewhere.
+struct Packing<F> {
+    collector: Collector,
+    keep: F,
+}
+
+impl<F> Sink for Packing<F>
+where
+    F: FnMut(StreamNode) -> std::result::Result<StreamNode, usize>,
+{
+    type Error = RestoreError;
+
+    fn part(&mut self, part: Part<'_>) -> Result<()> {
+        let part = match part {
+            Part::Node(node) => match (self.keep)(node) {
+                Ok(node) => Part::Node(node),
+                Err(bytes) => return self.collector.charge(bytes),
+            },
+            other => other,
+        };
+        self.collector.part(part)
+    }
 }
 
 /// Checks the footer of a payload; returns the rest and the version.
@@ -125,13 +188,19 @@ impl Collector {
     pub(crate) fn finish(self) -> Object {
         self.object
     }
+
+    /// Takes bytes of those that the object may take.
+    fn charge(&mut self, bytes: usize) -> Result<()> {
+        self.left = self.left.checked_sub(bytes).ok_or(RestoreError::TooLarge)?;
+        Ok(())
+    }
 }
 
 impl Sink for Collector {
     type Error = RestoreError;
 
     fn part(&mut self, part: Part<'_>) -> Result<()> {
-        self.left = self.left.checked_sub(memory(&part)).ok_or(RestoreError::TooLarge)?;
+        self.charge(memory(&part))?;
         match (&mut self.object, part) {
             (Object::String(string), Part::Text(text)) => string.extend_from_slice(text),
             (Object::List(elements), Part::Element(element)) => elements.push(element.into_owned()),

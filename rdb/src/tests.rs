@@ -567,10 +567,63 @@ fn small_payloads_of_large_objects_are_refused_beyond_a_limit() {
     ] {
         let payload = dump(&object, &Limits::default());
         assert!(payload.len() < 4_000_000, "{}", payload.len());
-        assert_eq!(restore_within(&payload, false, 1 << 20), Err(RestoreError::TooLarge));
+        let within = |more| restore_within(&payload, false, Allowance { more, string: 0 });
+        assert_eq!(within(1 << 20), Err(RestoreError::TooLarge));
         // Sorted sets come back in the other order.
         let whole = restore(&payload).unwrap();
-        assert!(restore_within(&payload, false, 512 << 20).unwrap() == whole);
+        assert!(within(512 << 20).unwrap() == whole);
         assert_eq!(dump(&whole, &Limits::default()).len(), payload.len());
     }
+}
+
+#[test]
+fn strings_may_be_as_long_as_they_may_be_without_a_payload() {
+    let object = Object::String(vec![b'a'; 5_000_000]);
+    let payload = dump(&object, &Limits::default());
+    assert!(payload.len() < 100_000);
+    let within = |string| restore_within(&payload, false, Allowance { more: 1 << 20, string });
+    assert_eq!(within(4_999_999), Err(RestoreError::TooLarge));
+    assert_eq!(within(5_000_000).as_ref(), Ok(&object));
+    let list = dump(&Object::<Vec<u8>>::List(vec![vec![b'a'; 5_000_000]]), &Limits::default());
+    let allowance = Allowance { more: 1 << 20, string: 5_000_000 };
+    assert_eq!(restore_within(&list, false, allowance), Err(RestoreError::TooLarge));
+}
+
+/// The nodes of a stream count as they are kept, not as they are decoded.
+#[test]
+fn packed_nodes_count_as_many_bytes_as_they_are_said_to_take() {
+    const NODES: u64 = 1000;
+    let node = |at: u64| {
+        let entries = (1..=100).map(|n| ((at, n), vec![(None, b"b".to_vec())], false));
+        StreamNode { first: (at, 1), names: vec![b"a".to_vec()], entries: entries.collect() }
+    };
+    let stream = StreamObject {
+        nodes: (1..=NODES).map(node).collect(),
+        last_id: (NODES, 100),
+        first_id: (1, 1),
+        max_deleted_id: (0, 0),
+        entries_added: 100 * NODES,
+        groups: Vec::new(),
+    };
+    let object = Object::Stream(Box::new(stream.clone()));
+    let limits = Limits { compression: false, ..Limits::default() };
+    let payload = dump(&object, &limits);
+    let restored = |more, each: usize| {
+        let mut nodes = Vec::new();
+        let allowance = Allowance { more, string: 0 };
+        let object = restore_packing(&payload, false, allowance, |node| {
+            nodes.push(node);
+            each
+        });
+        object.map(|object| (object, nodes))
+    };
+    let each = payload.len() / NODES as usize;
+    assert_eq!(
+        restore_within(&payload, false, Allowance { more: 1 << 20, string: 0 }),
+        Err(RestoreError::TooLarge)
+    );
+    let (head, nodes) = restored(1 << 20, each).expect("it is small");
+    assert_eq!(nodes, stream.nodes);
+    assert_eq!(head, Object::Stream(Box::new(StreamObject { nodes: Vec::new(), ..stream })));
+    assert_eq!(restored(1 << 20, each + 2000), Err(RestoreError::TooLarge));
 }

@@ -7,11 +7,13 @@
 //! elements that are read ahead stay current.
 //!
 //! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
-//! together may be any number of times as large as the memory.
+//! together may be any number of times as large as the memory. A command that has loaded some of its data
+//! goes before those that have none yet, and before those that began earlier: commands of many rounds end
+//! one after the other.
 
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
-use super::volume::{LoadShare, LoadVolume};
+use super::volume::{LoadShare, LoadVolume, charge};
 use super::{Lock, Worker};
 use flagstone_storage::Store;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
@@ -84,7 +86,14 @@ impl Worker {
     }
 
     fn request(&self, needs: Vec<Need>, waiter: LoadWaiter) {
-        self.loader.queue.borrow_mut().push_back(LoadRequest { needs, waiter });
+        let has_begun = matches!(&waiter, LoadWaiter::Command(_, parked) if parked.rest());
+        let request = LoadRequest { needs, waiter };
+        let mut queue = self.loader.queue.borrow_mut();
+        if has_begun {
+            queue.push_front(request)
+        } else {
+            queue.push_back(request)
+        }
         self.loader.volume.wake();
     }
 
@@ -96,8 +105,7 @@ impl Worker {
             let together = admitted.len().div_ceil(LOADS).max(LEAST_TOGETHER);
             while !admitted.is_empty() {
                 let rest = admitted.split_off(admitted.len().min(together));
-                let (requests, shares) = admitted.into_iter().unzip();
-                tokio::task::spawn_local(self.clone().load_together(requests, shares));
+                tokio::task::spawn_local(self.clone().load_together(admitted));
                 admitted = rest;
             }
         }
@@ -111,8 +119,13 @@ impl Worker {
             && let Some(request) = self.next_request()
         {
             let store = &mut self.partition.borrow_mut().store;
-            let expected = request.needs.iter().map(|need| store.expected_bytes(need));
-            let share = volume.share(expected.fold(0, usize::saturating_add));
+            // A unit asks again for parts that it has.
+            let mut expected_of = |need: &Need| match store.has_part(need) {
+                true => 0,
+                false => store.expected_bytes(need),
+            };
+            let expected = request.needs.iter().map(&mut expected_of);
+            let share = volume.share(charge(expected.fold(0, usize::saturating_add), most));
             admitted.push((request, share));
         }
         volume.set_awaited(!self.loader.queue.borrow().is_empty());
@@ -135,9 +148,11 @@ impl Worker {
         }
     }
 
-    async fn load_together(self: Rc<Self>, requests: Vec<LoadRequest>, shares: Vec<LoadShare>) {
-        let share = Rc::new(self.loader.volume.share(0));
-        share.take_over(shares);
+    async fn load_together(self: Rc<Self>, requests: Vec<(LoadRequest, LoadShare)>) {
+        let share = self.loader.volume.share(0);
+        let expected: Vec<usize> = requests.iter().map(|(_, share)| share.bytes()).collect();
+        requests.iter().for_each(|(_, one)| share.take_over(one));
+        let requests: Vec<LoadRequest> = requests.into_iter().map(|(request, _)| request).collect();
         let all: Vec<Need> =
             requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
         let (first, later) = self.ahead_at_first(self.named_behind(&all), &share);
@@ -151,18 +166,21 @@ impl Worker {
             self.load_ahead(later, &share, names).await;
         }
         let mut commands = Vec::with_capacity(requests.len());
-        for LoadRequest { needs, waiter } in requests {
+        let mut whole: usize = expected.iter().sum();
+        for (LoadRequest { needs, waiter }, part) in requests.into_iter().zip(expected) {
             let result = match &loaded {
                 // Something cannot be read: loads each request by itself, so that only those that
                 // need it fail.
                 Err(_) if !alone => self.load_now(needs, waiter.secured()).await,
                 loaded => loaded.clone(),
             };
+            let own = share.split_off(part, whole);
+            whole -= part;
             match (waiter, result) {
                 // A task that has ended needs no answer.
                 (LoadWaiter::Task(done), result) => drop(done.send(result.map(drop))),
                 (LoadWaiter::Command(lock, mut parked), Ok(_)) => {
-                    parked.hold(share.clone());
+                    parked.hold(own);
                     commands.push((lock, parked));
                 }
                 (LoadWaiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
@@ -181,12 +199,15 @@ impl Worker {
         let store = &mut self.partition.borrow_mut().store;
         let mut of_whole =
             |need: &Need| store.expected_bytes(&Need { part: Some(Part::All), ..need.clone() });
-        if ahead.iter().map(&mut of_whole).fold(0, usize::saturating_add) <= left {
-            return (ahead, Vec::new());
-        }
+        let whole = ahead.iter().map(&mut of_whole).fold(0, usize::saturating_add);
         let expected = |needs: &[Need], store: &mut Store| {
             needs.iter().map(|need| store.expected_bytes(need)).fold(0, usize::saturating_add)
         };
+        if whole <= left {
+            // Other loads of the same tick see what is left then.
+            share.set(share.bytes().saturating_add(expected(&ahead, store)));
+            return (ahead, Vec::new());
+        }
         let each = expected(&ahead, store).div_ceil(ahead.iter().map(names_of).sum::<usize>());
         let first = take_names(&mut ahead, AHEAD_AT_FIRST.min(left / each.max(1)));
         share.set(share.bytes().saturating_add(expected(&first, store)));

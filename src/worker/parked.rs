@@ -63,7 +63,7 @@ pub(crate) struct Parked {
     /// Room for the replies of its connection; `None`: it runs in any case.
     room: Option<Room>,
     /// Bytes of the data that was read for it, until it has run.
-    share: Option<Rc<LoadShare>>,
+    share: Option<LoadShare>,
     to: oneshot::Sender<Ran>,
 }
 
@@ -212,8 +212,6 @@ impl Worker {
 
     /// Loads the data that a command misses, or runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
-        // A command that waits for more data has no share meanwhile: it might be all that there is.
-        let _used = parked.share.take();
         if parked.room.as_ref().is_some_and(Room::is_spent) {
             return parked.put_off(lock);
         }
@@ -351,9 +349,20 @@ impl Parked {
         self.end(lock, ran);
     }
 
-    /// Holds the bytes of the data that was read for it, until it has run.
-    pub(super) fn hold(&mut self, share: Rc<LoadShare>) {
-        self.share = Some(share);
+    /// Holds the bytes of the data that was read for it, until it has run, with those of earlier reads.
+    pub(super) fn hold(&mut self, share: LoadShare) {
+        match &self.share {
+            Some(held) => {
+                held.take_over(&share);
+                held.go_on();
+            }
+            None => self.share = Some(share),
+        }
+    }
+
+    /// Notes that it waits for a read. Returns true if it holds the bytes of an earlier one, which it keeps.
+    pub(super) fn rest(&self) -> bool {
+        self.share.as_ref().map(LoadShare::rest).is_some()
     }
 
     /// Returns the command before its data is loaded. It is sent back instead if its connection's replies are

@@ -1,16 +1,26 @@
 //! The bytes of cold reads: of those under way, as far as they can be expected, and of data that has
 //! come in and that no command has used yet. From a share of the memory for decoded values on, further
-//! reads wait in order. One goes on in any case, so every command gets its data: a command holds a
-//! share only while it is read for, or can run, and never while it waits for another read.
+//! reads wait in order.
+//!
+//! A parked command keeps its share until it has run, also while it waits for a further read: what was
+//! read for it stays locked. So one read goes on in any case when nothing is read and no command can run
+//! ([`LoadShare::rest`]), and commands that have read some go before others: every command gets its data.
+//! A task (a transaction over several workers, say) has a share only while it is read for; what it has
+//! read so far stays locked as well, and is not counted here.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
+/// Divides the bytes that reads may take: the part that the largest one leaves to others.
+const LEFT_PART: usize = 4;
+
 /// The bytes of a worker's reads.
 #[derive(Debug, Default)]
 pub(super) struct LoadVolume {
     taken: Cell<usize>,
+    /// Shares of reads under way, and of commands that can run.
+    active: Cell<usize>,
     /// Bytes that commands have used since [`take_used`](Self::take_used).
     used: Cell<usize>,
     /// True if reads wait until less is taken.
@@ -19,10 +29,10 @@ pub(super) struct LoadVolume {
 }
 
 impl LoadVolume {
-    /// Returns true if a further read may begin: less than `most` bytes are taken, or none.
+    /// Returns true if a further read may begin: less than `most` bytes are taken, or nothing is read and
+    /// no command can run.
     pub(super) fn has_room(&self, most: usize) -> bool {
-        let taken = self.taken.get();
-        taken < most || taken == 0
+        self.taken.get() < most || self.active.get() == 0
     }
 
     /// Returns the bytes that are left of `most`.
@@ -32,9 +42,14 @@ impl LoadVolume {
 
     /// Takes bytes that a read is expected to bring.
     pub(super) fn share(self: &Rc<Self>, bytes: usize) -> LoadShare {
-        let share = LoadShare { bytes: Cell::new(0), volume: self.clone() };
+        let share = self.empty_share();
         share.set(bytes.max(1));
         share
+    }
+
+    fn empty_share(self: &Rc<Self>) -> LoadShare {
+        self.active.set(self.active.get() + 1);
+        LoadShare { bytes: Cell::new(0), rests: Cell::new(false), volume: self.clone() }
     }
 
     /// Wakes the loader: there is a request.
@@ -59,16 +74,31 @@ impl LoadVolume {
 
     fn change(&self, before: usize, after: usize) {
         self.taken.set((self.taken.get() + after).saturating_sub(before));
-        if after < before && self.is_awaited.get() {
+        if after < before {
+            self.remind();
+        }
+    }
+
+    /// Wakes the loader if reads wait.
+    fn remind(&self) {
+        if self.is_awaited.get() {
             self.due.notify_one();
         }
     }
+}
+
+/// Returns the bytes that a read of so many takes of `most` while it is under way: a single one leaves room
+/// for small ones.
+pub(super) fn charge(expected: usize, most: usize) -> usize {
+    expected.min(most - most / LEFT_PART)
 }
 
 /// Bytes that some reads have taken, until the data was used.
 #[derive(Debug)]
 pub(super) struct LoadShare {
     bytes: Cell<usize>,
+    /// True while its command waits for a further read.
+    rests: Cell<bool>,
     volume: Rc<LoadVolume>,
 }
 
@@ -78,10 +108,34 @@ impl LoadShare {
         self.bytes.get()
     }
 
-    /// Takes over the bytes of other shares.
-    pub(super) fn take_over(&self, others: Vec<Self>) {
-        let bytes: usize = others.iter().map(|other| other.bytes.take()).sum();
-        self.bytes.set(self.bytes.get() + bytes);
+    /// Takes over the bytes of another share.
+    pub(super) fn take_over(&self, other: &Self) {
+        self.bytes.set(self.bytes.get() + other.bytes.take());
+    }
+
+    /// Gives away a part of its bytes: that of `part` in `whole`.
+    pub(super) fn split_off(&self, part: usize, whole: usize) -> Self {
+        let bytes = self.bytes.get();
+        let part = bytes as u128 * part.min(whole) as u128 / whole.max(1) as u128;
+        let given = self.volume.empty_share();
+        given.bytes.set(usize::try_from(part).unwrap_or(bytes));
+        self.bytes.set(bytes - given.bytes.get());
+        given
+    }
+
+    /// Notes that its command waits for a further read.
+    pub(super) fn rest(&self) {
+        if !self.rests.replace(true) {
+            self.volume.active.set(self.volume.active.get() - 1);
+            self.volume.remind();
+        }
+    }
+
+    /// Notes that its command can run.
+    pub(super) fn go_on(&self) {
+        if self.rests.replace(false) {
+            self.volume.active.set(self.volume.active.get() + 1);
+        }
     }
 
     /// Sets its bytes, as more is known of them.
@@ -94,6 +148,7 @@ impl Drop for LoadShare {
     fn drop(&mut self) {
         let bytes = self.bytes.get();
         self.volume.used.set(self.volume.used.get().saturating_add(bytes));
+        self.rest();
         self.set(0);
     }
 }
@@ -117,7 +172,7 @@ mod tests {
         let first = volume.share(60);
         assert!(volume.has_room(100) && !volume.has_room(60));
         // It was larger than expected.
-        first.take_over(vec![volume.share(440)]);
+        first.take_over(&volume.share(440));
         assert!(!volume.has_room(100));
         assert_eq!((volume.left(100), volume.left(700)), (0, 200));
         let second = volume.share(0);
@@ -135,6 +190,53 @@ mod tests {
         assert!(volume.has_room(0), "one goes on in any case");
     }
 
+    /// What a command has read stays in memory while it waits for more: no other begins then, but one of
+    /// those that wait goes on.
+    #[test]
+    fn one_of_the_commands_that_wait_for_more_goes_on() {
+        let volume = Rc::new(LoadVolume::default());
+        let shares = [volume.share(60), volume.share(40)];
+        volume.set_awaited(true);
+        shares[0].rest();
+        assert!(!volume.has_room(100), "the other one can run");
+        assert!(is_woken(&volume));
+        shares[1].rest();
+        shares[1].rest();
+        assert!(volume.has_room(100) && is_woken(&volume));
+        let more = volume.share(50);
+        assert!(!volume.has_room(100));
+        shares[0].take_over(&more);
+        shares[0].go_on();
+        drop(more);
+        assert!(!volume.has_room(100) && volume.left(200) == 50);
+        let [first, second] = shares;
+        drop(first);
+        assert!(volume.has_room(100) && volume.left(100) == 60);
+        drop(second);
+        assert_eq!((volume.active.get(), volume.left(100)), (0, 100));
+    }
+
+    #[test]
+    fn the_bytes_of_a_read_are_divided_among_its_commands() {
+        let volume = Rc::new(LoadVolume::default());
+        let whole = volume.share(1000);
+        let parts = [whole.split_off(1, 4), whole.split_off(2, 3), whole.split_off(1, 1)];
+        assert_eq!(parts.each_ref().map(LoadShare::bytes), [250, 500, 250]);
+        assert_eq!((whole.bytes(), volume.left(1000)), (0, 0));
+        assert_eq!(parts[1].split_off(0, 0).bytes(), 0);
+        let huge = volume.share(usize::MAX / 2);
+        assert_eq!(huge.split_off(usize::MAX, usize::MAX).bytes(), usize::MAX / 2);
+    }
+
+    #[test]
+    fn a_huge_read_leaves_room_for_small_ones() {
+        let volume = Rc::new(LoadVolume::default());
+        assert_eq!((charge(10 << 30, 64 << 20), charge(10, 64 << 20)), (48 << 20, 10));
+        let _huge = volume.share(charge(10 << 30, 100));
+        assert!(volume.has_room(100) && volume.left(100) == 25);
+        assert_eq!(charge(7, 0), 0);
+    }
+
     /// Shares come and go in any order: no more is taken than they have, and at the end nothing.
     #[test]
     fn nothing_stays_taken() {
@@ -148,16 +250,22 @@ mod tests {
         let volume = Rc::new(LoadVolume::default());
         let mut shares: Vec<LoadShare> = Vec::new();
         for _ in 0..10_000 {
-            match random(3) {
+            match random(4) {
                 0 if volume.has_room(1000) => shares.push(volume.share(random(300))),
                 1 if !shares.is_empty() => {
                     shares.swap_remove(random(shares.len()));
                 }
+                2 if !shares.is_empty() => match random(2) {
+                    0 => shares[random(shares.len())].rest(),
+                    _ => shares[random(shares.len())].go_on(),
+                },
                 _ if !shares.is_empty() => shares[random(shares.len())].set(random(300)),
                 _ => {}
             }
             let taken: usize = shares.iter().map(LoadShare::bytes).sum();
             assert_eq!(volume.left(1 << 20), (1 << 20) - taken);
+            let active = shares.iter().filter(|share| !share.rests.get()).count();
+            assert_eq!(volume.active.get(), active);
         }
         shares.clear();
         assert_eq!(volume.left(1000), 1000);

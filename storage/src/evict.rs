@@ -71,11 +71,10 @@ impl Store {
                 }
             }
             self.recount_key(&key);
-            if !is_string && collections > 0 {
+            // Those that stay do not count: they would keep all others from having a turn.
+            if !is_string && !stays && collections > 0 {
                 collections -= 1;
-                if !stays {
-                    self.shed(key.db, &key.key, each * SHED_PER_STEP);
-                }
+                self.shed(key.db, &key.key, each * SHED_PER_STEP);
             }
         }
     }
@@ -147,7 +146,7 @@ mod tests {
     use super::EXCESS_PART;
     use crate::store::Store;
     use crate::store::scope::tests::store;
-    use crate::value::{Str, Value};
+    use crate::value::{Hash, Str, Value};
 
     const LONG: usize = 1 << 20;
 
@@ -202,6 +201,29 @@ mod tests {
             entry.is_some_and(|entry| entry.value.memory() >= LONG)
         };
         assert_eq!((holds(b"used"), holds(b"idle")), (true, false));
+    }
+
+    /// Commands may hold very many collections.
+    #[test]
+    fn collections_that_are_locked_keep_no_others_from_their_turn() {
+        let mut store = store();
+        for key in 0..24u8 {
+            let mut hash = Hash::new();
+            (0..600u32).for_each(|n| _ = hash.set(&n.to_be_bytes(), &[b'v'; 1024], 0));
+            hash.make_table();
+            store.entry_mut(0, &[key]).unwrap().value = Value::Hash(Box::new(hash));
+        }
+        let round = store.seal().round;
+        let locked: Vec<Vec<u8>> =
+            store.large.iter().take(12).map(|large| large.key.to_vec()).collect();
+        assert_eq!(locked.len(), 12);
+        let before = store.memory();
+        store.evict(before / 2, round, 2048, |_, key| locked.iter().any(|name| name == key));
+        assert!(store.memory() < before - LONG, "{} of {before}", store.memory());
+        for name in &locked {
+            let entry = store.entry_for_part(0, name).expect("it is there");
+            assert!(entry.value.memory() > 600 << 10);
+        }
     }
 
     #[test]

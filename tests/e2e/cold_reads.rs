@@ -147,3 +147,59 @@ fn a_transaction_gets_all_of_its_keys() {
         scope.spawn(move || (0..4).for_each(|_| read_all(server, strings, bytes)));
     });
 }
+
+/// Hashes whose fields HMGET loads in several rounds, 8 MiB at a time.
+const HASHES: usize = 16;
+const FIELDS: usize = 24;
+
+/// A command keeps what it has loaded until it has run. Those of many clients end one after the other: otherwise
+/// each of them would have most of its fields in memory at the same time.
+#[test]
+fn reads_of_many_rounds_end_one_after_the_other() {
+    let options = "--workers 1 --shards 2 --memory-budget 64mb --maxmemory-clients 0";
+    let mut server = Server::start(&options.split(' ').collect::<Vec<_>>());
+    let mut client = server.client();
+    for n in 0..HASHES {
+        for field in 0..FIELDS {
+            let set = cmd("HSET").arg(name(n)).arg(field).arg(vec![n as u8; MIB]).exec(&mut client);
+            set.expect("stored");
+        }
+    }
+    drop(client);
+    server.stop();
+    server.restart();
+    let server = &server;
+    let ask = |n: usize| {
+        let mut ask = cmd("HMGET");
+        let found: Vec<Vec<u8>> = ask
+            .arg(name(n))
+            .arg((0..FIELDS).collect::<Vec<_>>())
+            .query(&mut server.client())
+            .expect("found");
+        assert_eq!(found.len(), FIELDS);
+        assert!(found.iter().all(|it| it.len() == MIB && it.iter().all(|byte| *byte == n as u8)));
+    };
+    let taken = most_beside(server, || {
+        thread::scope(|scope| {
+            (0..HASHES).for_each(|n| _ = scope.spawn(move || ask(n)));
+        });
+    });
+    // In turns they would take two thirds of all fields, 256 MiB, or more.
+    assert!(taken < 160 << 20, "{taken}");
+}
+
+#[test]
+fn sort_loads_no_strings_for_a_reply_that_does_not_fit() {
+    let server = with_strings("1", MANY, LARGE);
+    let mut client = server.client();
+    let numbers: Vec<usize> = (0..MANY).collect();
+    cmd("RPUSH").arg("numbers").arg(numbers).exec(&mut client).expect("pushed");
+    let taken = most_beside(&server, || {
+        refused(&mut client, cmd("SORT").arg(&["numbers", "BY", "nosort", "GET", "string:*"]));
+    });
+    assert!(taken < MOST / 2, "{taken}");
+    let words = ["SORT", "numbers", "BY", "nosort", "GET", "string:*", "STORE", "list"];
+    let mut sort = cmd(words[0]);
+    let error = sort.arg(&words[1..]).exec(&mut client).expect_err("it is too large");
+    assert!(error.to_string().contains("more memory than a command may make"), "{error}");
+}

@@ -50,6 +50,7 @@ mod pubsub;
 mod reference;
 mod replica;
 mod reshard;
+mod restored;
 mod roles;
 mod script_endings;
 mod script_errors;

@@ -7,11 +7,12 @@ use crate::{
     set, stream, zset,
 };
 use flagstone_rdb::{
-    self as rdb, HashField, Limits, NodeLimit, Object, RestoreError, SetForm, ZsetForm,
+    self as rdb, Allowance, HashField, Limits, NodeLimit, Object, RestoreError, SetForm,
+    StreamNode, ZsetForm,
 };
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
+use flagstone_storage::value::{Hash, List, SetEncoding, Str, Stream, Typed, Value};
 use flagstone_storage::words::RemovalCause;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
@@ -149,17 +150,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err("ERR Invalid TTL value, must be >= 0".into());
     }
     let now_ms = cx.now_ms();
-    let mut object = restored_object(cx, arg(args, 3)?)?;
-    let due_ms = cx.due_ms();
-    if let Object::Hash(fields) = &mut object {
-        // Replicas must not get them either: they would show them until this server says more.
-        fields.retain(|field| field.expire_at_ms.is_none_or(|at| at > due_ms));
-    }
-    let payload = cx.is_heard().then(|| {
-        let compression = cx.settings.rdbcompression;
-        rdb::dump(&object, &Limits { compression, old_types: true, ..Limits::default() })
-    });
-    let value = value_of(object, cx.settings);
+    let (value, payload) = restored(cx, arg(args, 3)?)?;
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
         (at, true) => at,
@@ -200,16 +191,38 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the object in a payload, unless it takes too much memory.
-fn restored_object(cx: &Ctx<'_>, payload: &[u8]) -> Result<Object, Stop> {
+/// Returns the value in a payload, unless it takes too much memory, and the payload that replicas get.
+fn restored(cx: &Ctx<'_>, payload: &[u8]) -> Result<(Value, Option<Vec<u8>>), Stop> {
     let newer = cx.settings.rdb_newer_versions;
-    rdb::restore_within(payload, newer, cx.longest_made()).map_err(|refusal| match refusal {
-        RestoreError::TooLarge => error::TOO_MUCH_MADE.into(),
+    let allowance = Allowance { more: cx.longest_made(), string: cx.longest_string() };
+    let mut nodes = Stream::new();
+    // The nodes of a stream take many times as much while they are not packed.
+    let pack = |node: StreamNode| stream::restore::push_node(&mut nodes, &node);
+    let object = rdb::restore_packing(payload, newer, allowance, pack);
+    let mut object = object.map_err(|refusal| match refusal {
+        RestoreError::TooLarge => Stop::from(error::TOO_MUCH_MADE),
         other => other.to_string().into(),
-    })
+    })?;
+    let due_ms = cx.due_ms();
+    if let Object::Hash(fields) = &mut object {
+        // Replicas must not get them either: they would show them until this server says more.
+        fields.retain(|field| field.expire_at_ms.is_none_or(|at| at > due_ms));
+    }
+    let compression = cx.settings.rdbcompression;
+    let limits = Limits { compression, old_types: true, ..Limits::default() };
+    let is_heard = cx.is_heard();
+    if let Object::Stream(object) = &object {
+        let stream = stream::restore::restored(nodes, object);
+        // It is in memory as a whole.
+        let object = stream::restore::object(&stream).ok().filter(|_| is_heard);
+        let said = object.map(|object| rdb::dump(&Object::Stream(Box::new(object)), &limits));
+        return Ok((stream.into_value(), said));
+    }
+    let said = is_heard.then(|| rdb::dump(&object, &limits));
+    Ok((value_of(object, cx.settings), said))
 }
 
-/// Returns the value of an object; absent for a hash without fields.
+/// Returns the value of an object that is no stream; absent for a hash without fields.
 fn value_of(object: Object, settings: &DataSettings) -> Value {
     match object {
         Object::String(bytes) => Value::Str(Str::new(&bytes)),
@@ -217,7 +230,7 @@ fn value_of(object: Object, settings: &DataSettings) -> Value {
         Object::Set(form, members) => set::restored(form, &members, settings).into_value(),
         Object::List(elements) => list_of(elements.iter(), settings),
         Object::Zset(form, members) => zset::restored(form, &members, settings).into_value(),
-        Object::Stream(object) => stream::restore::restored(&object).into_value(),
+        Object::Stream(_) => Value::Absent,
     }
 }
 

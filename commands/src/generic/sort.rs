@@ -2,7 +2,7 @@
 //! found while the command runs.
 
 use super::dump::list_of;
-use super::sort_values::{Pattern, SortMisses, SortText, SortValues, c_string};
+use super::sort_values::{Pattern, SortMisses, SortText, SortUse, SortValues, c_string};
 use crate::{
     Ctx, Find, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
     string,
@@ -15,6 +15,7 @@ use flagstone_storage::value::{List, Value, Zset};
 use flagstone_storage::words::NAMES_AT_ONCE;
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::Args;
+use flagstone_wire::resp::reply::FRAME;
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -210,10 +211,11 @@ fn weigh(
     let Some(pattern) = &options.by else {
         return Ok(if options.alpha { Ok(Weight::Element) } else { score(element) });
     };
-    let text = pattern.find(cx, element, misses)?;
+    let use_as = if options.alpha { SortUse::Text } else { SortUse::Number };
+    let text = pattern.find(cx, element, use_as, misses)?;
     Ok(match text {
         _ if options.alpha => Ok(Weight::Text(None)),
-        Some(text) => score(&text.whole()),
+        Some(text) => text.number().ok_or(NotANumber).and_then(|text| score(&text)),
         None => Ok(Weight::Score(0.0)),
     })
 }
@@ -284,13 +286,13 @@ fn sort(
 }
 
 /// Returns the elements that are selected, in order. The values of the GET patterns for them are in
-/// memory then.
+/// memory then. `None`: there is no room for a reply of them.
 fn selected(
     cx: &mut Ctx<'_>,
     name: &[u8],
     options: &mut SortOptions<'_>,
     misses: &mut SortMisses,
-) -> Result<Vec<Vec<u8>>, Stop> {
+) -> Result<Option<Vec<Vec<u8>>>, Stop> {
     let (mut elements, window) = elements(cx, name, options)?;
     if !options.nosort {
         elements = sort(cx, elements, options, misses)?;
@@ -299,11 +301,30 @@ fn selected(
     elements.drain(..window.start);
     for element in &elements {
         for pattern in &options.get {
-            pattern.find(cx, element, misses)?;
+            pattern.find(cx, element, SortUse::Text, misses)?;
         }
     }
+    if !misses.is_empty() && !foresee(cx, &elements, options)? {
+        return Ok(None);
+    }
     misses.check()?;
-    Ok(elements)
+    Ok(Some(elements))
+}
+
+/// Returns true if there is room for a reply of the values, as far as their sizes are known before they are
+/// loaded. Fails if a list of them would be too large.
+fn foresee(
+    cx: &mut Ctx<'_>,
+    elements: &[Vec<u8>],
+    options: &SortOptions<'_>,
+) -> Result<bool, Stop> {
+    let values = SortValues::of(cx.store, cx.db);
+    if options.store.is_some() {
+        let (all, _) = values.all_known_bytes(elements, &options.get, PART_OVERHEAD);
+        return if all > cx.longest_made() { Err(error::TOO_MUCH_MADE.into()) } else { Ok(true) };
+    }
+    let (all, greatest) = values.all_known_bytes(elements, &options.get, FRAME);
+    Ok(cx.out.foresee(all, greatest))
 }
 
 /// Makes a sorted set that was sorted a skiplist, as the reference does; OBJECT ENCODING and the
@@ -328,7 +349,7 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     if !matches!(found, Err(Stop::Miss(_))) {
         make_skiplist(cx, name);
     }
-    let elements = found?;
+    let Some(elements) = found? else { return Ok(()) };
     if let Some(target) = options.store {
         return store(cx, target, &elements, &options, misses.met_expired());
     }

@@ -2,6 +2,7 @@ use crate::DataSettings;
 use crate::Stop;
 use crate::testing::{NOW_MS, store, try_run};
 use flagstone_storage::Store;
+use flagstone_storage::store::Part;
 use flagstone_wire::resp::Proto;
 use std::collections::BTreeSet;
 
@@ -211,4 +212,71 @@ fn large_texts_are_compared_as_their_bytes_are() {
             assert_eq!(a.compare(&SortText::Bytes(y), true), x.cmp(y));
         }
     }
+}
+
+/// Returns a store with a list of so many numbers, and a string of 1 MiB of each of these bytes; no chunk of
+/// them is in memory.
+fn with_cold_strings(bytes: &str) -> Store {
+    let mut store = store(false);
+    for (n, byte) in bytes.chars().enumerate() {
+        run(&mut store, &format!("rpush l {n}"));
+        run(&mut store, &format!("set w_{n} {}", byte.to_string().repeat(1 << 20)));
+    }
+    let round = store.seal().round;
+    // No key is durable, so all stay.
+    (0..8).for_each(|_| store.evict(0, round - 1, 2048, |_, _| false));
+    store
+}
+
+fn missing(store: &mut Store, command: &str) -> Vec<Option<Part>> {
+    match try_once(store, command) {
+        Err(Stop::Miss(needs)) => needs.into_iter().map(|need| need.part).collect(),
+        other => panic!("{command}: nothing was missing: {other:?}"),
+    }
+}
+
+#[test]
+fn of_large_weights_no_more_is_loaded_than_tells_that_they_are_no_numbers() {
+    let mut store = with_cold_strings("vwz");
+    let first = vec![Some(Part::Chunks(vec![0])); 3];
+    assert_eq!(missing(&mut store, "sort l by w_*"), first);
+    let whole = missing(&mut store, "sort l by w_* alpha");
+    assert!(whole.len() == 3 && whole.iter().all(|part| !first.contains(part)), "{whole:?}");
+}
+
+#[test]
+fn values_are_not_loaded_for_a_list_that_would_be_too_large() {
+    let mut store = with_cold_strings("vwz");
+    let words = "sort l by nosort get w_* store t".split(' ').collect::<Vec<_>>();
+    let mut within = |value_max_made| {
+        let settings = DataSettings { value_max_made, ..DataSettings::default() };
+        try_run(&mut store, &settings, Proto::Resp2, NOW_MS, &words)
+    };
+    assert!(matches!(within(4 << 20), Err(Stop::Miss(_))));
+    assert!(matches!(within(3 << 20), Err(Stop::Error(text)) if text.starts_with("OOM ")));
+}
+
+#[test]
+fn numbers_are_found_in_large_texts() {
+    use super::SortText;
+    use flagstone_storage::value::Str;
+    let number = |text: &[u8]| {
+        let string = Str::new(text);
+        SortText::of(&string).number().map(std::borrow::Cow::into_owned)
+    };
+    let long = |byte: &str| byte.repeat(100_000);
+    assert_eq!(number(long("v").as_bytes()), None);
+    assert_eq!(number((long("1") + "v").as_bytes()), Some((long("1") + "v").into_bytes()));
+    assert_eq!(number(b"7\0v"), Some(b"7".to_vec()));
+    assert_eq!(number(("7\0".to_owned() + &long("v")).as_bytes()), Some(b"7".to_vec()));
+    assert_eq!(number(("7 v\0".to_owned() + &long("1")).as_bytes()), None);
+    for text in ["", " 5", "-1e5", "+INFINITY", "-inf", "0x1P-4", "0xabcdefABCDEF", "\x0b1"] {
+        assert_eq!(number(text.as_bytes()), Some(text.as_bytes().to_vec()), "{text}");
+    }
+    // Zeros behind the point are a number, however many.
+    let mut store = filled();
+    run(&mut store, &format!("set w_1 2.{}1", long("0")));
+    assert_eq!(run(&mut store, "sort s by w_*"), "4 2 1 3");
+    assert!(run(&mut store, &format!("set w_1 2{}", long("v"))).contains("OK"));
+    assert!(run(&mut store, "sort s by w_*").starts_with("ERR One or more scores"));
 }

@@ -52,6 +52,7 @@ impl<'a> Pattern<'a> {
         &self,
         cx: &'s mut Ctx<'_>,
         element: &'s [u8],
+        use_as: SortUse,
         misses: &mut SortMisses,
     ) -> Result<Option<SortText<'s>>, Stop> {
         if let Self::Element = self {
@@ -60,7 +61,7 @@ impl<'a> Pattern<'a> {
         let Some((key, field)) = self.key(element) else { return Ok(None) };
         let (db, due_ms) = (cx.db, cx.due_ms());
         let Some(entry) = misses.missing.note(cx.store.entry(db, &key))? else { return Ok(None) };
-        let found = text_in(entry, field, due_ms);
+        let found = text_in(entry, field, use_as, due_ms);
         misses.met_expired |= matches!(found, Ok(Looked::Expired));
         let text = found.map(|found| match found {
             Looked::Text(text) => Some(text),
@@ -68,6 +69,15 @@ impl<'a> Pattern<'a> {
         });
         misses.missing.note(text.or_load(db, &key))
     }
+}
+
+/// The use of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SortUse {
+    /// All of it is compared, returned or stored.
+    Text,
+    /// It is a number, or the command fails.
+    Number,
 }
 
 /// Returns the text before the first zero byte: the reference treats these texts as C strings.
@@ -83,6 +93,11 @@ pub(super) struct SortMisses {
 }
 
 impl SortMisses {
+    /// Returns true if no data is missing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+    }
+
     /// Stops the command if data is missing.
     pub(super) fn check(&mut self) -> Outcome {
         std::mem::take(&mut self.missing).check()
@@ -102,10 +117,40 @@ enum Looked<'s> {
     Nothing,
 }
 
-fn text_in<'s>(entry: &'s Entry, field: Option<&[u8]>, due_ms: u64) -> Result<Looked<'s>, Part> {
+/// Returns true for the bytes of numbers, infinities among them, and of the spaces before them.
+fn is_of_number(byte: u8) -> bool {
+    byte.is_ascii_hexdigit()
+        || byte.is_ascii_whitespace()
+        || b"+-.\x0b".contains(&byte)
+        || b"inptxy".contains(&byte.to_ascii_lowercase())
+}
+
+/// Returns the position of the first byte that is of no number.
+fn end_of_number(text: &[u8]) -> Option<usize> {
+    text.iter().position(|byte| !is_of_number(*byte))
+}
+
+/// Checks that as much of a string is in memory as its use takes. The first chunk of nearly every large one
+/// tells that it is no number.
+fn require_for(string: &Str, use_as: SortUse) -> Result<(), Part> {
+    if use_as == SortUse::Number
+        && string.len() > CHUNK
+        && end_of_number(&string.range(0..CHUNK)?).is_some()
+    {
+        return Ok(());
+    }
+    string.require(0..string.len())
+}
+
+fn text_in<'s>(
+    entry: &'s Entry,
+    field: Option<&[u8]>,
+    use_as: SortUse,
+    due_ms: u64,
+) -> Result<Looked<'s>, Part> {
     match (&entry.value, field) {
         (Value::Str(string), None) => {
-            string.require(0..string.len())?;
+            require_for(string, use_as)?;
             Ok(Looked::Text(SortText::of(string)))
         }
         (Value::Hash(hash), Some(name)) => Ok(match hash.peek(name)? {
@@ -149,6 +194,16 @@ impl<'s> SortText<'s> {
     /// Returns all of it.
     pub(super) fn whole(&self) -> Cow<'_, [u8]> {
         self.piece(0, self.len())
+    }
+
+    /// Returns the text of the number that it may be, up to the first zero byte; `None` if it is none. Of a
+    /// large text no more is read than tells that.
+    pub(super) fn number(&self) -> Option<Cow<'_, [u8]>> {
+        let first = self.piece(0, CHUNK);
+        match end_of_number(&first) {
+            Some(end) => (first[end] == 0).then(|| self.piece(0, end)),
+            None => Some(self.whole()),
+        }
     }
 
     /// Returns an element of the stored list: a missing value is an empty one.
@@ -215,10 +270,36 @@ impl<'s> SortValues<'s> {
         }
         let (key, field) = pattern.key(element)?;
         let entry = self.store.found(self.db, &key)?;
-        match text_in(entry, field, self.store.due_ms()) {
+        match text_in(entry, field, SortUse::Text, self.store.due_ms()) {
             Ok(Looked::Text(text)) => Some(text),
             Ok(Looked::Expired | Looked::Nothing) | Err(_) => None,
         }
+    }
+
+    /// Returns the bytes of the value of a pattern for an element, as far as they are known before it is in
+    /// memory.
+    fn known_bytes(self, pattern: &Pattern<'_>, element: &'s [u8]) -> usize {
+        let string = pattern
+            .key(element)
+            .filter(|(_, field)| field.is_none())
+            .and_then(|(key, _)| self.store.found(self.db, &key));
+        match string.map(|entry| &entry.value) {
+            Some(Value::Str(string)) => string.len(),
+            _ => self.value(pattern, element).map_or(0, |text| text.len()),
+        }
+    }
+
+    /// Returns the bytes of all values, as far as they are known, with `each` more for each of them, and those
+    /// of the greatest one.
+    pub(super) fn all_known_bytes(
+        self,
+        elements: &'s [Vec<u8>],
+        patterns: &'s [Pattern<'s>],
+        each: usize,
+    ) -> (usize, usize) {
+        let pairs = elements.iter().flat_map(|one| patterns.iter().map(move |it| (one, it)));
+        let sizes = pairs.map(|(element, pattern)| self.known_bytes(pattern, element) + each);
+        sizes.fold((0, 0), |(all, greatest), size| (all + size, greatest.max(size)))
     }
 
     /// Returns the values of the patterns for each element; without patterns the elements themselves.

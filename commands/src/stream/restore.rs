@@ -96,19 +96,20 @@ fn restore_group(stream: &mut Stream, group: &StreamGroup) {
     groups.put_pending(&group.name, &pending);
 }
 
-/// Returns the stream of an object.
-pub fn restored(object: &StreamObject) -> Stream {
-    let mut stream = Stream::new();
-    for node in &object.nodes {
-        let entries = node.entries.iter().map(|(entry, fields, is_deleted)| {
-            let fields = fields.iter().enumerate().map(|(at, (name, value))| {
-                let name = name.as_ref().or(node.names.get(at));
-                (name.map_or(&b""[..], |name| name), &value[..])
-            });
-            (id(*entry), fields, *is_deleted)
+/// Appends a node of a payload to a stream; returns the bytes that it takes there.
+pub fn push_node(stream: &mut Stream, node: &StreamNode) -> usize {
+    let entries = node.entries.iter().map(|(entry, fields, is_deleted)| {
+        let fields = fields.iter().enumerate().map(|(at, (name, value))| {
+            let name = name.as_ref().or(node.names.get(at));
+            (name.map_or(&b""[..], |name| name), &value[..])
         });
-        stream.push_node(id(node.first), node.names.iter().map(|name| &name[..]), entries);
-    }
+        (id(*entry), fields, *is_deleted)
+    });
+    stream.push_node(id(node.first), node.names.iter().map(|name| &name[..]), entries)
+}
+
+/// Returns the stream of an object, whose nodes `stream` has.
+pub fn restored(mut stream: Stream, object: &StreamObject) -> Stream {
     stream.set_head(StreamHead {
         last_id: id(object.last_id),
         max_deleted_id: id(object.max_deleted_id),

@@ -209,14 +209,8 @@ impl Hash {
         names: impl Iterator<Item = &'a [u8]>,
         most: u64,
     ) -> Result<(), Part> {
-        self.require(names).map_err(|part| match part {
-            Part::Fields(mut names) => {
-                let at_once = usize::try_from(most / self.mean_bytes()).unwrap_or(usize::MAX);
-                names.truncate(at_once.max(1));
-                Part::Fields(names)
-            }
-            other => other,
-        })
+        let at_once = usize::try_from(most / self.mean_bytes()).unwrap_or(usize::MAX).max(1);
+        self.fields.require_first(names, at_once)
     }
 
     /// Returns the bytes of a field on average, 1 at least.
@@ -641,6 +635,27 @@ mod tests {
         }
         assert_eq!((removed, hash.len()), (8, 0));
         assert!(loads >= 3, "{loads}");
+    }
+
+    #[test]
+    fn no_more_names_are_gathered_than_are_loaded_at_once() {
+        let mut hash = Hash::new();
+        for n in 0..8u8 {
+            hash.set(&[n], &vec![n; 3 << 20], 0);
+        }
+        hash.unpack(7);
+        hash.seal(&mut ElementRows::new(&mut OpWriter::default(), 1, 7, &|_| 0));
+        hash.shed(100);
+        let all: Vec<Vec<u8>> = (0..200).map(|n| vec![n]).collect();
+        let looked = std::cell::Cell::new(0);
+        let names = all.iter().map(|name| {
+            looked.set(looked.get() + 1);
+            &name[..]
+        });
+        let missing = hash.require_some_of(names, 8 << 20);
+        let Err(Part::Fields(names)) = missing else { panic!("{missing:?}") };
+        assert!((1..=2).contains(&names.len()), "{}", names.len());
+        assert!(looked.get() <= 8 + 2, "{}", looked.get());
     }
 
     #[test]

@@ -162,11 +162,20 @@ impl<V: Payload> Members<V> {
 
     /// Checks that all `names` are known.
     pub(crate) fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
+        self.require_first(names, usize::MAX)
+    }
+
+    /// Checks that all `names` are known; asks for the first `most` of the others.
+    pub(crate) fn require_first<'a>(
+        &self,
+        names: impl Iterator<Item = &'a [u8]>,
+        most: usize,
+    ) -> Result<(), Part> {
         if self.complete {
             return Ok(());
         }
-        let unknown: Vec<Box<[u8]>> =
-            names.filter(|n| !self.known.contains_key(n)).map(Into::into).collect();
+        let unknown = names.filter(|name| !self.known.contains_key(name));
+        let unknown: Vec<Box<[u8]>> = unknown.take(most).map(Into::into).collect();
         if unknown.is_empty() { Ok(()) } else { Err(Part::Fields(unknown)) }
     }
 

@@ -17,7 +17,7 @@ pub use group::{Consumer, ConsumerNo, Delivered, Group, Groups};
 pub use id::StreamId;
 use node::EntryNode;
 pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
-use paged::{Paged, PagedRows};
+use paged::{Paged, PagedRow, PagedRows};
 pub use pending::PendingEntry;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -376,13 +376,14 @@ impl Stream {
     }
 
     /// Appends a node of entries, some of which are deleted, as another server has packed it. The
-    /// ids of the others must be greater than those of all entries.
+    /// ids of the others must be greater than those of all entries. Returns its bytes in memory.
     pub fn push_node<'a, F>(
         &mut self,
         first: StreamId,
         names: impl ExactSizeIterator<Item = &'a [u8]>,
         entries: impl Iterator<Item = (StreamId, F, bool)>,
-    ) where
+    ) -> usize
+    where
         F: ExactSizeIterator<Item = (&'a [u8], &'a [u8])> + Clone,
     {
         let mut node = EntryNode::new(first, names);
@@ -396,11 +397,15 @@ impl Stream {
                 self.first_id = id;
             }
         }
-        if node.count() > 0 {
-            self.len += node.count();
-            self.node_count += 1;
-            self.nodes.insert(first, node);
+        if node.count() == 0 {
+            return 0;
         }
+        node.shrink();
+        let bytes = size_of::<StreamId>() + size_of::<EntryNode>() + node.heap();
+        self.len += node.count();
+        self.node_count += 1;
+        self.nodes.insert(first, node);
+        bytes
     }
 
     /// Finds which of some ids have entries.
