@@ -1,6 +1,5 @@
 //! Decodes a payload to an object.
 
-use crate::input::Input;
 use crate::parts::{Kind, Part, Sink, StreamHead};
 use crate::reader::{Reader, Result};
 use crate::walk::{kind, walk};

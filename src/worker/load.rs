@@ -90,9 +90,9 @@ impl Worker {
         let request = LoadRequest { needs, waiter };
         let mut queue = self.loader.queue.borrow_mut();
         if has_begun {
-            queue.push_front(request)
+            queue.push_front(request);
         } else {
-            queue.push_back(request)
+            queue.push_back(request);
         }
         self.loader.volume.wake();
     }
