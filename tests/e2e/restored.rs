@@ -16,7 +16,7 @@ fn a_stream_of_many_small_fields_is_restored_with_a_small_budget() {
     const ENTRIES: usize = 150_000;
     let server = Server::start(&["--workers", "1", "--memory-budget", "64mb"]);
     let mut client = server.client();
-    let pairs: Vec<[String; 2]> = (0..10).map(|n| [format!("f{n}"), n.to_string()]).collect();
+    let pairs: Vec<String> = (0..10).flat_map(|n| [format!("f{n}"), n.to_string()]).collect();
     for first in (1..=ENTRIES).step_by(1000) {
         let mut adds = redis::pipe();
         for n in first..first + 1000 {

@@ -253,7 +253,7 @@ fn values_are_not_loaded_for_a_list_that_would_be_too_large() {
         try_run(&mut store, &settings, Proto::Resp2, NOW_MS, &words)
     };
     assert!(matches!(within(4 << 20), Err(Stop::Miss(_))));
-    assert!(matches!(within(3 << 20), Err(Stop::Error(text)) if text.starts_with("OOM ")));
+    assert!(matches!(within(3 << 20), Err(Stop::Error(text)) if text.starts_with(b"OOM ")));
 }
 
 #[test]
