@@ -147,7 +147,7 @@ fn errors_are_those_of_lua() {
         "return table.concat({[-1] = 'a', [0] = 'b'}, '', -1, 0) .. table.concat({1}, 'x', nil, nil)",
         "return table.maxn({1, 2, [-3] = 1, [7.5] = 1, x = 9}) .. table.maxn({})",
         "local s = '' table.foreachi({5, 6, 7}, function(i, v) s = s .. i .. v end) return s .. table.foreachi({1, 2}, function(i) return i == 2 and 'end' or nil end)",
-        "local s = '' table.foreach({5, x = 6}, function(k, v) s = s .. k .. v end) return s .. tostring(table.foreach({}, type))",
+        "local s = '' table.foreach({5, x = 6}, function(k, v) s = s .. k .. v end) return s .. tostring((table.foreach({}, type)))",
         "return select(2, pcall(function() table.insert(1, 2) end))",
         "return select(2, pcall(function() table.insert({}) end))",
         "return select(2, pcall(function() table.insert({}, 1, 2, 3) end))",

@@ -15,6 +15,7 @@ use std::cell::RefCell;
 
 /// The name of a field or member.
 pub(crate) use super::KeyBuf as Name;
+pub(crate) use super::payload::Payload;
 
 /// Least number of elements of a page.
 const PAGE: usize = 512;
@@ -37,18 +38,6 @@ const SPARE: usize = 1024;
 
 /// Approximate memory use of an element beside its payload, in bytes.
 const OVERHEAD: usize = size_of::<Name>() + 24;
-
-/// The value kept with a name.
-pub(crate) trait Payload: Clone + Send + 'static {
-    /// Returns the approximate memory use in bytes.
-    fn memory(&self) -> usize;
-
-    /// Returns the approximate size in a packed row in bytes.
-    fn packed(&self) -> usize;
-
-    /// Prefetches the memory that the payload refers to.
-    fn prefetch(&self) {}
-}
 
 /// Returns the least number of rows of a page for a walk by so many elements.
 fn least_of_page(count: usize) -> usize {
@@ -591,9 +580,7 @@ impl<V: Payload> Members<V> {
         window.draws -= count;
         Ok(drawn)
     }
-}
 
-impl<V: Payload> Members<V> {
     /// Returns `count` random elements with repetition; none if there are none. If not all are in
     /// memory, they are drawn from fewer.
     pub(crate) fn draw(&self, count: usize, prefix: &[u8]) -> Result<Draw<'_, V>, Part> {

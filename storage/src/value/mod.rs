@@ -13,6 +13,7 @@ pub(crate) mod order;
 pub(crate) mod pack;
 #[cfg(test)]
 mod packing_tests;
+mod payload;
 pub(crate) mod sequence;
 pub mod set;
 mod size;
