@@ -427,7 +427,9 @@ fn a_silent_client_is_closed_by_the_timeout_of_now() {
 fn the_timeout_closes_nobody_who_waits_for_a_reply_or_reads_it() {
     use std::io::{Read, Write};
     const LONG: usize = 40 << 20;
-    let server = Server::start(&["--workers", "2", "--enable-debug-command", "yes"]);
+    // The replies have all the memory that they need.
+    let options = ["--maxmemory-clients", "0", "--enable-debug-command", "yes"];
+    let server = Server::start(&[&["--workers", "2"], &options[..]].concat());
     let mut admin = server.client();
     let () = redis::cmd("SET").arg("long").arg("v".repeat(LONG)).query(&mut admin).expect("set");
     assert_eq!(ask(&mut admin, "CONFIG SET timeout 2"), "ok");

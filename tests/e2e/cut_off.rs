@@ -159,7 +159,7 @@ fn key_of(server: &Server) -> String {
 
 /// Nothing renews the lease while nobody reads or writes, so it cannot be missed either.
 #[test]
-fn clients_that_listen_are_released_although_nobody_wanted_the_lease() {
+fn clients_that_listen_are_released_although_nobody_asks_for_data() {
     let all = servers();
     let (server, door) = &all[0];
     let channel = format!("{{{}}}channel", key_of(server));
@@ -169,9 +169,6 @@ fn clients_that_listen_are_released_although_nobody_wanted_the_lease() {
     let mut listening = Raw::connect(server);
     let mut keeper = Keeper::new(server, &["BCAST"]);
     listening.expect(&format!("SSUBSCRIBE {channel}"), &heard("ssubscribe", 1));
-    sleep(2 * LEASE);
-    let info = asked(server, ["INFO", "everything"]);
-    assert!(info.contains("journal_lease_left_ms:0\r\n"), "somebody wants it: {info}");
     door.set_away(true);
     listening.hear(&heard("sunsubscribe", 0));
     assert_eq!(keeper.wait_told(1), ["*"]);
