@@ -51,7 +51,7 @@ fn with_large_elements() -> Server {
     for n in 0..FIELDS {
         let () = client.hset("hash", n, vec![b'f'; MIB]).expect("stored");
     }
-    for n in 0..100 {
+    for n in 0..100u8 {
         let () = client.sadd("set", vec![n; MIB]).expect("stored");
         let () = client.rpush("list", vec![vec![b'e'; 48 << 10]; 22]).expect("stored");
     }
