@@ -56,7 +56,7 @@ fn read_all(server: &Server, strings: usize, bytes: usize) {
 
 const LARGE: usize = 5 * MIB;
 
-const MANY: usize = 64;
+const MANY: usize = 40;
 
 #[track_caller]
 fn takes_little(workers: &str) {
@@ -65,7 +65,7 @@ fn takes_little(workers: &str) {
     assert!(taken < MOST, "{taken}");
     // Nobody reads the replies.
     let taken = most_beside(&server, || {
-        (0..4).for_each(|_| drop(ask_for_all(&server, MANY)));
+        (0..2).for_each(|_| drop(ask_for_all(&server, MANY)));
         // Their replies leave no room for others until the server has noticed.
         wait_until("no other clients", || info(&mut server.client(), "connected_clients") == "1");
         read_all(&server, MANY, LARGE);
