@@ -342,7 +342,7 @@ async fn demote_now(
 }
 
 async fn store_position(worker: &Worker, position: SourcePosition) -> Result<(), String> {
-    let lsn = worker.put_source(&position).await.map_err(|error| refusal(&error).text)?;
+    let lsn = worker.put_source(&position).await?;
     worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.text)?;
     worker.node.health.replica.reached(position, lsn);
     Ok(())

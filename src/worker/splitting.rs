@@ -7,10 +7,11 @@
 
 use super::Worker;
 use super::materialise::Passes;
+use super::rounds::refusal;
 use crate::command::Patience;
 use flagstone_storage::directory::{ShardSplitter, SplitError};
 use flagstone_storage::encoding::SourcePosition;
-use flagstone_storage::journal::{JournalError, Lsn};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::partition::Stay;
 use flagstone_storage::shard::Shard;
 use flagstone_storage::slot::SplitPlan;
@@ -34,6 +35,9 @@ const ENDING: &str = "the server is shutting down";
 
 const NOT_STORED: &str =
     "its rows cannot be stored in time: the disk is full or busy, or the bucket does not answer";
+
+/// Why a position is not stored.
+const UNSTORED: &str = "ERR the changes before the position could not be stored";
 
 /// Why nothing waits behind a long script.
 const SCRIPT: &str = "a script or a function runs: end it first, or wait";
@@ -210,16 +214,20 @@ impl Worker {
     /// rows are flushed by then.
     ///
     /// # Errors
-    /// Those of the append.
-    pub(crate) async fn put_source(&self, source: &SourcePosition) -> Result<Lsn, JournalError> {
+    /// Returns the reason if the open round or the position could not be stored: the position counts changes
+    /// that may be in that round, and must not be stored without them.
+    pub(crate) async fn put_source(&self, source: &SourcePosition) -> Result<Lsn, String> {
         let first = self.partition.borrow().shards.keys().next().copied();
         if let Some(first) = first {
             self.split_ended(first).await;
         }
         // The changes of the open round, and its position, are older: their record comes first.
-        self.commit();
+        if !self.commit() {
+            return Err(UNSTORED.into());
+        }
         let now_ms = self.node.clock.now_ms();
-        self.partition.borrow_mut().put_source(now_ms, source)
+        let stored = self.partition.borrow_mut().put_source(now_ms, source);
+        stored.map_err(|error| refusal(&error).text)
     }
 
     /// Returns true if a shard is being split, or was split since this stay.

@@ -1,7 +1,7 @@
 //! Records from several places, as one sequence.
 
 use super::{ArchiveLimits, Checkpoint};
-use crate::directory::{ARCHIVE_MARK, Location, Manifest, manifest_of, peek_controls};
+use crate::directory::{ARCHIVE_MARK, Location, Manifest, manifest_of, peek_control};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Extract, HistoryEnd, JournalError, LocalJournal, Lsn,
     Options, RealDisk, Record, read_history, segment_begun_ms, segment_number,
@@ -70,12 +70,16 @@ pub(super) async fn copy_history(
 
 /// Returns the greatest lsn that any shard has rows of, as far as the shards can be read.
 async fn reached(store: &Place, manifest: &Manifest) -> Lsn {
-    let reading = async { peek_controls(&store.with_shared().await?, manifest).await };
     // It is looked at in place of the server's own files, which may change meanwhile or be damaged: what is
     // restored are those of a checkpoint.
-    let controls = reading.await.unwrap_or_default();
-    let reaches = controls.iter().map(|(_, c)| c.reaches.max(c.complete.unwrap_or(0)));
-    reaches.max().unwrap_or(0)
+    let shared = store.with_shared().await.unwrap_or_else(|_| store.clone());
+    let mut reaches = 0;
+    for home in manifest.homes() {
+        // The others count all the same.
+        let Ok(control) = peek_control(&shared, &home).await else { continue };
+        reaches = reaches.max(control.reaches).max(control.complete.unwrap_or(0));
+    }
+    reaches
 }
 
 /// Describes why a journal is older than its directory, as a start would; `None`: it is not.

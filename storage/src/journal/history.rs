@@ -29,7 +29,8 @@ pub struct HistoryEnd {
 /// order, as far as they are whole and none is missing, or up to the lsn `until` or a little further.
 ///
 /// # Errors
-/// Those of `each`; I/O errors, also of files that are damaged so that they cannot be read.
+/// Those of `each`; I/O errors, also of files that are damaged so that they cannot be read. A file in the archive
+/// whose header cannot be read is missing.
 pub fn read_history(
     disk: &dyn Disk,
     journal: &Path,
@@ -84,7 +85,7 @@ impl HistoryReader<'_> {
             return Ok(false);
         };
         // The segment may have been dropped meanwhile.
-        while let Some(file) = self.segments.open(chain.number)? {
+        while let Some(file) = self.segments.open(chain.number) {
             let path = self.segments.path(chain.number, &self.floor);
             let failed = |error| JournalError::io("reading", &path, error);
             let mut walk = SegmentWalk::new(&file, self.floor.salt, chain).map_err(failed)?;
@@ -128,7 +129,7 @@ impl HistoryReader<'_> {
             return Ok(Some((Lsn::MAX, self.damage(number, 0))));
         };
         let number = chain.number;
-        let Some(file) = self.segments.open(number)? else {
+        let Some(file) = self.segments.open(number) else {
             return Ok(Some((Lsn::MAX, self.damage(number, 0))));
         };
         let path = self.segments.path(number, &self.floor);
@@ -182,7 +183,7 @@ impl HistoryReader<'_> {
             if durable > chain.last {
                 break;
             }
-            let Some(file) = self.segments.open(other)? else { continue };
+            let Some(file) = self.segments.open(other) else { continue };
             let failed = |error| JournalError::io("reading", &path_of(other), error);
             durable = durable.max(remains(&file, salt, FIRST_RECORD).map_err(failed)?.durable);
         }
@@ -202,7 +203,9 @@ impl HistoryReader<'_> {
             let now = JournalFloor::read(self.segments.disk, self.segments.journal).ok()??;
             Some((first..now.first_segment).contains(&number))
         };
-        let reason = if self.segments.has(number) {
+        let reason = if let Some(why) = self.segments.unreadable(number) {
+            format!("it cannot be read: {why}")
+        } else if self.segments.has(number) {
             "its header is damaged, or it is not the segment that was there".to_owned()
         } else if let Some(why) = self.segments.trouble.as_ref().filter(|_| number < first) {
             format!("the segment is missing: {why}")
@@ -239,8 +242,8 @@ pub fn check_archive(
     let Some(floor) = JournalFloor::read(disk, journal)? else { return Ok(0) };
     let segments = SegmentShelf::new(disk, journal, archive, floor.salt)?;
     segments.trouble.iter().for_each(|why| tell(why.clone()));
-    for path in segments.headless(..floor.first_segment) {
-        tell(format!("{}: its header is damaged", path.display()));
+    for (path, what) in segments.headless(..floor.first_segment) {
+        tell(format!("{}: {what}", path.display()));
     }
     let mut before: Option<(SegmentChain, u64)> = None;
     let mut checked = 0;
@@ -253,7 +256,7 @@ pub fn check_archive(
         if head.number == floor.first_segment {
             break;
         }
-        let Some(file) = segments.open(head.number)? else { continue };
+        let Some(file) = segments.open(head.number) else { continue };
         let path = segments.path(head.number, &floor);
         let failed = |error| JournalError::io("reading", &path, error);
         let chain = entered.unwrap_or_else(|| SegmentChain::head(head));

@@ -33,6 +33,9 @@ enum ShelfHead {
     Absent,
     /// Of another journal.
     Foreign,
+    /// It cannot be read, for this reason. Only in the archive, where that is a gap like others: what is missing
+    /// may not even be asked for.
+    Unreadable(String),
 }
 
 impl<'a> SegmentShelf<'a> {
@@ -83,16 +86,22 @@ impl<'a> SegmentShelf<'a> {
             return Ok(());
         }
         let path = segment_path(dir, number);
-        // It may have been moved, or be no file.
-        let Ok(file) = self.disk.open(&path) else { return Ok(()) };
-        let head = SegmentHeader::read(&*file, number);
-        let head = match head.map_err(|e| JournalError::io("reading", &path, e))? {
-            FoundHeader::Valid(head) if head.salt == self.salt => ShelfHead::Begun(head),
-            FoundHeader::Valid(_) => ShelfHead::Foreign,
-            FoundHeader::Absent => ShelfHead::Absent,
-            FoundHeader::Newer(found) => {
+        let is_archived = dir == self.archive;
+        let read = match self.disk.open(&path) {
+            Ok(file) => SegmentHeader::read(&*file, number),
+            Err(error) if is_archived && !is_no_segment(&error) => Err(error),
+            // It may have been moved, or be no file.
+            Err(_) => return Ok(()),
+        };
+        let head = match read {
+            Ok(FoundHeader::Valid(head)) if head.salt == self.salt => ShelfHead::Begun(head),
+            Ok(FoundHeader::Valid(_)) => ShelfHead::Foreign,
+            Ok(FoundHeader::Absent) => ShelfHead::Absent,
+            Ok(FoundHeader::Newer(found)) => {
                 return Err(JournalError::NewerFormat { path, found, known: VERSION });
             }
+            Err(error) if is_archived => ShelfHead::Unreadable(error.to_string()),
+            Err(error) => return Err(JournalError::io("reading", &path, error)),
         };
         self.found.insert(number, ShelfFile { path, head });
         Ok(())
@@ -114,11 +123,26 @@ impl<'a> SegmentShelf<'a> {
     }
 
     /// Returns the files in the archive that have no header, although only segments that were begun
-    /// go there.
-    pub(super) fn headless(&self, range: RangeTo<u64>) -> impl Iterator<Item = &Path> {
-        let files = self.found.range(range).map(|(_, file)| file);
-        let headless = files.filter(|file| matches!(file.head, ShelfHead::Absent));
-        headless.map(|file| file.path.as_path()).filter(|path| path.starts_with(self.archive))
+    /// go there, and what is wrong with each.
+    pub(super) fn headless(&self, range: RangeTo<u64>) -> impl Iterator<Item = (&Path, String)> {
+        let archived = self.found.range(range).map(|(_, file)| file);
+        let archived = archived.filter(|file| file.path.starts_with(self.archive));
+        archived.filter_map(|file| {
+            let what = match &file.head {
+                ShelfHead::Absent => "its header is damaged".to_owned(),
+                ShelfHead::Unreadable(why) => format!("it cannot be read: {why}"),
+                ShelfHead::Begun(_) | ShelfHead::Foreign => return None,
+            };
+            Some((file.path.as_path(), what))
+        })
+    }
+
+    /// Returns the reason why a segment in the archive cannot be read.
+    pub(super) fn unreadable(&self, number: u64) -> Option<&str> {
+        match &self.found.get(&number)?.head {
+            ShelfHead::Unreadable(why) => Some(why),
+            _ => None,
+        }
     }
 
     pub(super) fn has(&self, number: u64) -> bool {
@@ -136,17 +160,12 @@ impl<'a> SegmentShelf<'a> {
         self.found.get(&number).map_or_else(|| segment_path(home, number), |file| file.path.clone())
     }
 
-    /// Opens a segment; `None`: it is not there any more.
-    pub(super) fn open(&self, number: u64) -> Result<Option<Arc<dyn File>>, JournalError> {
-        let Some(ShelfFile { path, .. }) = self.found.get(&number) else { return Ok(None) };
+    /// Opens a segment; `None`: it is not there any more, or not in an archive that can be read.
+    pub(super) fn open(&self, number: u64) -> Option<Arc<dyn File>> {
+        let ShelfFile { path, .. } = self.found.get(&number)?;
         // It may have moved to the archive meanwhile.
-        let archived = segment_path(self.archive, number);
-        let opened = self.disk.open(path).or_else(|_| self.disk.open(&archived));
-        match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(_) if self.trouble.is_some() => Ok(None),
-            opened => opened.map(Some).map_err(|e| JournalError::io("opening", path, e)),
-        }
+        let archived = || self.disk.open(&segment_path(self.archive, number));
+        self.disk.open(path).or_else(|_| archived()).ok()
     }
 }
 
@@ -154,7 +173,12 @@ impl ShelfFile {
     fn begun(&self) -> Option<&SegmentHeader> {
         match &self.head {
             ShelfHead::Begun(head) => Some(head),
-            ShelfHead::Absent | ShelfHead::Foreign => None,
+            ShelfHead::Absent | ShelfHead::Foreign | ShelfHead::Unreadable(_) => None,
         }
     }
+}
+
+/// Returns true if nothing could be opened because no file is there, or has been moved.
+fn is_no_segment(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::IsADirectory)
 }

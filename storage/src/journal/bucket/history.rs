@@ -118,7 +118,7 @@ impl BucketJournal {
         }
         let get = |(at, place): (Position, &Place)| {
             let place = place.clone();
-            async move { (at, read_object(&place, options, at).await) }
+            async move { (at, read_object(&place, options, at).await, place) }
         };
         let mut gets = stream::iter(objects.into_iter().map(get)).buffered(READS).boxed();
         let mut failed = None;
@@ -130,12 +130,13 @@ impl BucketJournal {
         };
         let mut reader = Reader::new((after + 1, Lsn::MAX), &mut take);
         let mut broken = None;
-        while let Some((at, object)) = gets.next().await {
+        while let Some((at, object, place)) = gets.next().await {
             // An object dropped meanwhile may be in the archive now.
-            let object = match object? {
-                None => read_object(archive, options, at).await?,
-                object => object,
+            let (object, place) = match object? {
+                None => (read_object(archive, options, at).await?, archive),
+                object => (object, &place),
             };
+            let path = || at.path(place.root()).to_string().into();
             let Some(object) = object else {
                 broken = Some(missing(at, archive));
                 break;
@@ -143,13 +144,10 @@ impl BucketJournal {
             match reader.take(at, options.salt, &object) {
                 Ok(()) => {}
                 Err(trouble @ Trouble::Damaged(_)) => {
-                    broken = Some(trouble.error(at.path(journal.root()).to_string().into()));
+                    broken = Some(trouble.error(path()));
                     break;
                 }
-                Err(trouble) => {
-                    let path = at.path(journal.root()).to_string().into();
-                    return Err(failed.unwrap_or_else(|| trouble.error(path)));
-                }
+                Err(trouble) => return Err(failed.unwrap_or_else(|| trouble.error(path()))),
             }
         }
         let last = match &broken {
@@ -292,12 +290,10 @@ impl<'a> Archive<'a> {
         let mut found = Vec::new();
         while let Some(((at, place), object)) = gets.try_next().await? {
             let Some(object) = object else { return Ok(Err(at)) };
-            let path = || at.path(place.root()).to_string().into();
-            let (header, _) = ObjectHeader::decode(&object)
-                .map_err(|error| JournalError::corrupt(path(), 0, error.to_string()))?;
             found.push((at, place));
-            // An object that ends with it may hold the beginning of the next commit.
-            if header.last < after {
+            // One that is damaged ends the history where it is read: what is before it is still there. An object
+            // that ends with `after` may hold the beginning of the next commit.
+            if ObjectHeader::decode(&object).is_ok_and(|(header, _)| header.last < after) {
                 return Ok(Ok(found));
             }
         }

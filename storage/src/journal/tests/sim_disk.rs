@@ -68,6 +68,8 @@ struct State {
     /// The next writes that fail, after this many bytes have been written.
     failing_writes: Vec<(io::ErrorKind, usize)>,
     failing_sync: bool,
+    /// The content that cannot be read.
+    unreadable: Option<usize>,
 }
 
 #[derive(Default)]
@@ -170,6 +172,12 @@ impl SimDisk {
     pub(super) fn read(&self, path: &Path) -> Vec<u8> {
         let state = self.state.lock().unwrap();
         state.contents[state.names[path]].now.clone()
+    }
+
+    /// Fails every read of a file from now on.
+    pub(super) fn fail_reads(&self, path: &Path) {
+        let mut state = self.state.lock().unwrap();
+        state.unreadable = Some(state.names[path]);
     }
 
     /// Changes a file's bytes without the journal noticing.
@@ -276,6 +284,9 @@ impl File for SimFile {
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let state = self.disk.state.lock().unwrap();
+        if state.unreadable == Some(self.id) {
+            return Err(io::Error::other("a sector is bad"));
+        }
         let from = offset as usize;
         let bytes = state.contents[self.id].now.get(from..from + buffer.len());
         buffer.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);

@@ -146,7 +146,10 @@ fn damage_in_the_archive_is_named_and_what_is_before_it_is_read() {
         let (found, end) = history_end(&client, 0).await;
         let last = end.last.unwrap();
         assert_eq!(found, (1..=last).collect::<Vec<_>>());
-        assert!((20..60).contains(&last) && end.broken.is_some(), "{end:?}");
+        assert!((20..60).contains(&last), "{end:?}");
+        assert!(end.broken.unwrap().to_string().contains(name.as_str()));
+        // Moments behind the damage are there for who begins behind it.
+        assert_eq!(history(&client, 50).await, Some(((51..=60).collect(), 60)));
         sim.remove(name).await;
         let (told, _) = checked(&client).await;
         assert!(told.len() == 1 && told[0].contains(name.as_str()), "{told:?}");
