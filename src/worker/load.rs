@@ -7,7 +7,7 @@
 //! elements that are read ahead stay current.
 //!
 //! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
-//! together may be any number of times as large as the memory. A command that has loaded some of its data
+//! together may be any number of times as large as the memory. A command or task that has loaded some of its data
 //! goes before those that have none yet, and before those that began earlier: commands of many rounds end
 //! one after the other.
 
@@ -75,18 +75,28 @@ impl Worker {
     /// Loads entries that are not in memory; their keys are locked. Returns the error text for the
     /// client if that fails.
     pub(crate) async fn load(&self, needs: Vec<Need>) -> Result<(), String> {
+        self.load_in_turn(needs, false).await
+    }
+
+    /// Like [`load`](Self::load). `has_begun`: the task has some of its data already, and others wait for
+    /// the locks that it holds.
+    pub(super) async fn load_in_turn(
+        &self,
+        needs: Vec<Need>,
+        has_begun: bool,
+    ) -> Result<(), String> {
         let (done, loaded) = oneshot::channel();
-        self.request(needs, LoadWaiter::Task(done));
+        self.request(needs, LoadWaiter::Task(done), has_begun);
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
     }
 
     /// Loads the data that a parked command needs; the command goes on afterwards.
     pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
-        self.request(needs, LoadWaiter::Command(lock, parked));
+        let has_begun = parked.rest();
+        self.request(needs, LoadWaiter::Command(lock, parked), has_begun);
     }
 
-    fn request(&self, needs: Vec<Need>, waiter: LoadWaiter) {
-        let has_begun = matches!(&waiter, LoadWaiter::Command(_, parked) if parked.rest());
+    fn request(&self, needs: Vec<Need>, waiter: LoadWaiter, has_begun: bool) {
         let request = LoadRequest { needs, waiter };
         let mut queue = self.loader.queue.borrow_mut();
         if has_begun {
