@@ -15,6 +15,9 @@ pub const STRANGER_TIME: Duration = Duration::from_secs(10);
 /// Divisor of `maxclients` that limits the clients which have yet to authenticate.
 const STRANGERS_SHARE: usize = 2;
 
+/// Number of clients that have quit which are looked at when there are too many clients.
+const QUITTERS: usize = 64;
+
 /// Time in ms that the memory of closed clients takes to be freed, before others are closed.
 const EVICTION_PAUSE_MS: u64 = 10;
 
@@ -23,6 +26,8 @@ const EVICTION_PAUSE_MS: u64 = 10;
 pub struct Clients {
     next_id: AtomicU64,
     map: Mutex<BTreeMap<u64, Arc<Client>>>,
+    /// Those of them that have quit; locked while all are.
+    quitters: Mutex<BTreeMap<u64, Arc<Client>>>,
     /// Number of clients that have yet to authenticate.
     strangers: AtomicUsize,
     /// Number of sockets whose clients took too much memory, and which are about to be closed.
@@ -52,8 +57,32 @@ impl Clients {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn quitters(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
+        self.quitters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn len(&self) -> usize {
         self.map().len()
+    }
+
+    /// Returns the number of places that are taken. If they are all, some of the clients that have quit and
+    /// have no replies left to read do not count: they know the answer to QUIT already, and may connect again
+    /// before their connections are closed.
+    fn taken(&self, map: &BTreeMap<u64, Arc<Client>>, max: usize) -> usize {
+        let taken = map.len() + self.leaving.load(Ordering::Relaxed);
+        if taken < max {
+            return taken;
+        }
+        let quitters = self.quitters();
+        let latest = quitters.values().rev().take(QUITTERS);
+        taken.saturating_sub(latest.filter(|client| client.has_left()).count())
+    }
+
+    /// Notes that a client has quit.
+    pub fn note_quit(&self, id: u64) {
+        if let Some(client) = self.map().get(&id) {
+            self.quitters().insert(id, client.clone());
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -83,9 +112,8 @@ impl Clients {
     fn try_arrive(&self, max: usize) -> Result<Arrival, Option<Duration>> {
         let map = self.map();
         let strangers = self.strangers.load(Ordering::Relaxed);
-        let leaving = self.leaving.load(Ordering::Relaxed);
         let arrivals = self.arrivals.len();
-        let is_full = map.len() + leaving + arrivals >= max
+        let is_full = self.taken(&map, max.saturating_sub(arrivals)) + arrivals >= max
             || strangers + arrivals >= max.div_ceil(STRANGERS_SHARE)
             || arrivals >= MAX_ARRIVALS;
         if is_full && let Err(left) = self.arrivals.end_oldest() {
@@ -106,7 +134,7 @@ impl Clients {
         let mut map = self.map();
         let strangers = self.strangers.load(Ordering::Relaxed);
         let too_strange = is_stranger && strangers >= max.div_ceil(STRANGERS_SHARE);
-        if map.len() + self.leaving.load(Ordering::Relaxed) >= max || too_strange {
+        if too_strange || self.taken(&map, max) >= max {
             self.rejected.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -135,7 +163,9 @@ impl Clients {
     }
 
     pub fn remove(&self, id: u64) {
-        self.map().remove(&id);
+        let mut map = self.map();
+        map.remove(&id);
+        self.quitters().remove(&id);
     }
 
     /// Closes a connection; it is not listed any more.
@@ -286,6 +316,41 @@ mod tests {
         clients.close_strangers(11_000);
         let killed: Vec<_> = clients.all().iter().map(|client| client.is_killed()).collect();
         assert_eq!(killed, [false, true, true, false]);
+    }
+
+    #[test]
+    fn one_that_has_quit_and_read_its_replies_leaves_its_place() {
+        let clients = Clients::default();
+        let first = clients.admit(2, false, client).expect("there is room");
+        let second = clients.admit(2, false, client).expect("there is room");
+        for one in [&first, &second] {
+            one.outbox.set_replies(10);
+            one.set(ClientState::QUIT, true);
+            clients.note_quit(one.id);
+        }
+        assert!(clients.admit(2, false, client).is_none(), "both have replies to read");
+        second.outbox.set_replies(0);
+        let third = clients.admit(2, false, client).expect("the second one has left");
+        assert_eq!(clients.len(), 3);
+        assert!(clients.admit(2, false, client).is_none());
+        clients.remove(second.id);
+        clients.note_quit(second.id);
+        assert!(clients.admit(2, false, client).is_none(), "its place is taken");
+        clients.kill(&first);
+        clients.kill(&third);
+        assert!(clients.is_empty() && clients.quitters().is_empty());
+    }
+
+    #[test]
+    fn no_more_than_some_that_have_quit_leave_their_places() {
+        let clients = Clients::default();
+        for _ in 0..2 * QUITTERS {
+            let one = clients.admit(2 * QUITTERS, false, client).expect("there is room");
+            one.set(ClientState::QUIT, true);
+            clients.note_quit(one.id);
+        }
+        let admitted = || clients.admit(2 * QUITTERS, false, client).is_some();
+        assert_eq!((0..3 * QUITTERS).filter(|_| admitted()).count(), QUITTERS);
     }
 
     fn is_ended(arrival: &Arrival) -> bool {

@@ -9,6 +9,7 @@
 
 use super::{LockKey, Worker};
 use crate::config::{MaxmemoryPolicy, Settings};
+use flagstone_storage::journal::JournalError;
 use flagstone_storage::partition::{Counting, Partition};
 use flagstone_storage::scan::{Cursor, DueCursor};
 use flagstone_storage::store::{Evictable, Need, Rank, SampledKey, Store};
@@ -40,8 +41,8 @@ const COLD_PART: u64 = 64;
 /// How long keys that are on disk only are not looked for after none was found.
 const COLD_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long no keys are evicted after a round with evictions could not be stored: they are there again, and others
-/// can do without the attempts.
+/// How long no keys are evicted after the journal has refused a round with evictions: they are there again, and
+/// others can do without the attempts.
 const REFUSED_AGAIN: Duration = Duration::from_secs(1);
 
 /// Tenacity beyond which a turn takes as long as it takes.
@@ -99,16 +100,26 @@ pub(super) struct Evictor {
     walk: RefCell<Walk>,
     /// Time until which keys on disk are not looked for.
     no_cold_until: Cell<Option<Instant>>,
-    /// True if the last round with evictions could not be stored.
-    is_refused: Cell<bool>,
+    /// When the journal last refused a round with evictions.
+    refused: Cell<Option<Instant>>,
     /// Forbids blind puts while the data set is limited: their sizes would count twice for a while.
     exact: RefCell<Option<Counting>>,
 }
 
 impl Evictor {
-    /// Notes that a round with evictions could not be stored.
-    pub(super) fn note_refusal(&self) {
-        self.is_refused.set(true);
+    /// Notes that a round with evictions could not be stored. A reason that concerns only what this round had
+    /// costs the next one no time.
+    pub(super) fn note_refusal(&self, error: &JournalError) {
+        if !matches!(error, JournalError::TooLarge(_) | JournalError::NotOwned(_)) {
+            self.refused.set(Some(Instant::now()));
+        }
+    }
+
+    /// Returns how long no keys are to be evicted from now on.
+    fn pause(&self, now: Instant) -> Duration {
+        self.refused.take().map_or(Duration::ZERO, |refused| {
+            REFUSED_AGAIN.saturating_sub(now.saturating_duration_since(refused))
+        })
     }
 }
 
@@ -161,8 +172,9 @@ impl Worker {
     pub(crate) async fn run_evictor(self: Rc<Self>) {
         loop {
             self.evictor.due.notified().await;
-            if self.evictor.is_refused.take() {
-                tokio::time::sleep(REFUSED_AGAIN).await;
+            let pause = self.evictor.pause(Instant::now());
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
             }
             let failed = &self.stats().failed_commits;
             let failed_before = failed.load(Ordering::Relaxed);
@@ -480,6 +492,23 @@ mod tests {
         }
         let ranks: Vec<u64> = pool.iter().map(|found| found.rank).collect();
         assert_eq!(ranks, (92..100).flat_map(|rank| [rank, rank]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_refusal_of_the_journal_costs_time_once_and_while_it_is_recent() {
+        let evictor = Evictor::default();
+        let now = Instant::now();
+        assert_eq!(evictor.pause(now), Duration::ZERO);
+        evictor.note_refusal(&JournalError::TooLarge("a row"));
+        assert_eq!(evictor.pause(now), Duration::ZERO, "others are not too large");
+        evictor.note_refusal(&JournalError::Failed("a fault".into()));
+        let pause = evictor.pause(Instant::now());
+        assert!(pause > Duration::ZERO && pause <= REFUSED_AGAIN, "{pause:?}");
+        assert_eq!(evictor.pause(now), Duration::ZERO);
+        evictor.refused.set(Some(now));
+        assert_eq!(evictor.pause(now + REFUSED_AGAIN * 3 / 4), REFUSED_AGAIN / 4);
+        evictor.refused.set(Some(now));
+        assert_eq!(evictor.pause(now + REFUSED_AGAIN), Duration::ZERO);
     }
 
     #[test]

@@ -184,8 +184,11 @@ impl Worker {
 
     /// Loads everything that is asked for, and waits until it is in the journal.
     async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), RoundError> {
+        // A coordinator that has a hold here, or misses parts of values, has loaded data before.
+        let mut has_begun = acquire.under.is_some() || !acquire.needs.is_empty();
         loop {
-            self.load_for_loan(acquire).await?;
+            self.load_for_loan(acquire, has_begun).await?;
+            has_begun = true;
             self.end_long_turn(acquire.keys.len()).await;
             if self.settle_loan(acquire).await? {
                 return Ok(());
@@ -193,7 +196,7 @@ impl Worker {
         }
     }
 
-    async fn load_for_loan(&self, acquire: &Acquire) -> Result<(), String> {
+    async fn load_for_loan(&self, acquire: &Acquire, has_begun: bool) -> Result<(), String> {
         let cold: Vec<Need> = {
             let mut partition = self.partition.borrow_mut();
             let keys = acquire.keys.iter();
@@ -202,10 +205,10 @@ impl Worker {
                 .collect()
         };
         if !cold.is_empty() {
-            self.load(cold).await?;
+            self.load_in_turn(cold, has_begun).await?;
         }
         if !acquire.needs.is_empty() {
-            self.load(acquire.needs.clone()).await?;
+            self.load_in_turn(acquire.needs.clone(), has_begun).await?;
         }
         Ok(())
     }

@@ -7,13 +7,17 @@
 //! elements that are read ahead stay current.
 //!
 //! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
-//! together may be any number of times as large as the memory. A command that has loaded some of its data
+//! together may be any number of times as large as the memory. A command or task that has loaded some of its data
 //! goes before those that have none yet, and before those that began earlier: commands of many rounds end
 //! one after the other.
+//!
+//! A huge request, of more than others can wait for, has a load of its own, and one is read at a time.
+//! While it is, others like it wait aside, and small ones go past them. When it has ended, the first that
+//! waits aside comes before all requests of those that have not begun: it waits for one load like that.
 
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
-use super::volume::{LoadShare, LoadVolume, charge};
+use super::volume::{LoadShare, LoadVolume};
 use super::{Lock, Worker};
 use flagstone_storage::Store;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
@@ -61,39 +65,71 @@ impl LoadWaiter {
 struct LoadRequest {
     needs: Vec<Need>,
     waiter: LoadWaiter,
+    /// True if it is a further one of a command or task that has some data already.
+    has_begun: bool,
 }
 
 /// Requests that no load has taken up yet.
 #[derive(Default)]
 pub(super) struct ColdLoader {
     queue: RefCell<VecDeque<LoadRequest>>,
+    /// Huge requests that wait for the end of the one that is read.
+    huge: RefCell<VecDeque<LoadRequest>>,
     pub(super) volume: Rc<LoadVolume>,
     trouble: ReadTrouble,
+}
+
+impl ColdLoader {
+    fn put(to: &RefCell<VecDeque<LoadRequest>>, request: LoadRequest) {
+        let mut queue = to.borrow_mut();
+        if request.has_begun {
+            queue.push_front(request);
+        } else {
+            queue.push_back(request);
+        }
+    }
+
+    /// Returns the request whose turn it is.
+    fn next(&self) -> Option<LoadRequest> {
+        let mut queue = self.queue.borrow_mut();
+        let is_small_first =
+            self.volume.has_huge() || queue.front().is_some_and(|request| request.has_begun);
+        let huge = if is_small_first { None } else { self.huge.borrow_mut().pop_front() };
+        huge.or_else(|| queue.pop_front())
+    }
+
+    fn is_awaited(&self) -> bool {
+        !self.queue.borrow().is_empty() || !self.huge.borrow().is_empty()
+    }
 }
 
 impl Worker {
     /// Loads entries that are not in memory; their keys are locked. Returns the error text for the
     /// client if that fails.
     pub(crate) async fn load(&self, needs: Vec<Need>) -> Result<(), String> {
+        self.load_in_turn(needs, false).await
+    }
+
+    /// Like [`load`](Self::load). `has_begun`: the task has some of its data already, and others wait for
+    /// the locks that it holds.
+    pub(super) async fn load_in_turn(
+        &self,
+        needs: Vec<Need>,
+        has_begun: bool,
+    ) -> Result<(), String> {
         let (done, loaded) = oneshot::channel();
-        self.request(needs, LoadWaiter::Task(done));
+        self.request(needs, LoadWaiter::Task(done), has_begun);
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
     }
 
     /// Loads the data that a parked command needs; the command goes on afterwards.
     pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
-        self.request(needs, LoadWaiter::Command(lock, parked));
+        let has_begun = parked.rest();
+        self.request(needs, LoadWaiter::Command(lock, parked), has_begun);
     }
 
-    fn request(&self, needs: Vec<Need>, waiter: LoadWaiter) {
-        let has_begun = matches!(&waiter, LoadWaiter::Command(_, parked) if parked.rest());
-        let request = LoadRequest { needs, waiter };
-        let mut queue = self.loader.queue.borrow_mut();
-        if has_begun {
-            queue.push_front(request);
-        } else {
-            queue.push_back(request);
-        }
+    fn request(&self, needs: Vec<Need>, waiter: LoadWaiter, has_begun: bool) {
+        ColdLoader::put(&self.loader.queue, LoadRequest { needs, waiter, has_begun });
         self.loader.volume.wake();
     }
 
@@ -101,7 +137,12 @@ impl Worker {
     pub(crate) async fn run_loader(self: Rc<Self>) {
         loop {
             self.loader.volume.changed().await;
-            let mut admitted = self.admit();
+            let (huge, mut admitted): (Vec<_>, Vec<_>) =
+                self.admit().into_iter().partition(|(_, share)| share.is_huge());
+            // Small ones do not wait for its end.
+            if !huge.is_empty() {
+                tokio::task::spawn_local(self.clone().load_together(huge));
+            }
             let together = admitted.len().div_ceil(LOADS).max(LEAST_TOGETHER);
             while !admitted.is_empty() {
                 let rest = admitted.split_off(admitted.len().min(together));
@@ -125,17 +166,19 @@ impl Worker {
                 false => store.expected_bytes(need),
             };
             let expected = request.needs.iter().map(&mut expected_of);
-            let share = volume.share(charge(expected.fold(0, usize::saturating_add), most));
-            admitted.push((request, share));
+            match volume.share_of(expected.fold(0, usize::saturating_add), most) {
+                Some(share) => admitted.push((request, share)),
+                None => ColdLoader::put(&self.loader.huge, request),
+            }
         }
-        volume.set_awaited(!self.loader.queue.borrow().is_empty());
+        volume.set_awaited(self.loader.is_awaited());
         admitted
     }
 
     /// Returns the next request of somebody who still needs the data now.
     fn next_request(&self) -> Option<LoadRequest> {
         loop {
-            let LoadRequest { needs, waiter } = self.loader.queue.borrow_mut().pop_front()?;
+            let LoadRequest { needs, waiter, has_begun } = self.loader.next()?;
             let waiter = match waiter {
                 LoadWaiter::Command(lock, parked) => match parked.or_put_off(lock) {
                     Some((lock, parked)) => LoadWaiter::Command(lock, parked),
@@ -144,7 +187,7 @@ impl Worker {
                 LoadWaiter::Task(done) if done.is_closed() => continue,
                 task => task,
             };
-            return Some(LoadRequest { needs, waiter });
+            return Some(LoadRequest { needs, waiter, has_begun });
         }
     }
 
@@ -155,7 +198,9 @@ impl Worker {
         let requests: Vec<LoadRequest> = requests.into_iter().map(|(request, _)| request).collect();
         let all: Vec<Need> =
             requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
-        let (first, later) = self.ahead_at_first(self.named_behind(&all), &share);
+        // A huge read takes more than there is room for: nothing is read ahead with it.
+        let behind = if share.is_huge() { Vec::new() } else { self.named_behind(&all) };
+        let (first, later) = self.ahead_at_first(behind, &share);
         let alone = requests.len() == 1 && first.is_empty();
         // If that fails, it is the only one.
         let secured = requests.first().and_then(|request| request.waiter.secured());
@@ -163,11 +208,12 @@ impl Worker {
         let loaded = self.load_now(all.into_iter().chain(first).collect(), secured).await;
         if let Ok(bytes) = loaded {
             share.set(bytes);
+            share.end_read();
             self.load_ahead(later, &share, names).await;
         }
         let mut commands = Vec::with_capacity(requests.len());
         let mut whole: usize = expected.iter().sum();
-        for (LoadRequest { needs, waiter }, part) in requests.into_iter().zip(expected) {
+        for (LoadRequest { needs, waiter, .. }, part) in requests.into_iter().zip(expected) {
             let result = match &loaded {
                 // Something cannot be read: loads each request by itself, so that only those that
                 // need it fail.
@@ -362,6 +408,29 @@ mod tests {
     fn names(key: &str, names: &[&str]) -> Need {
         let names = names.iter().map(|name| name.as_bytes().into()).collect();
         Need { db: 0, key: key.as_bytes().into(), part: Some(Part::Fields(names)) }
+    }
+
+    #[test]
+    fn huge_requests_wait_aside_and_one_of_them_comes_next() {
+        let loader = ColdLoader::default();
+        let request = |key: &str, has_begun| {
+            let waiter = LoadWaiter::Task(oneshot::channel().0);
+            LoadRequest { needs: vec![names(key, &[])], waiter, has_begun }
+        };
+        let next = || loader.next().map(|request| request.needs[0].key.clone());
+        let key = |key: &str| Some(Box::from(key.as_bytes()));
+        let huge = loader.volume.share_of(1000, 100).expect("no other one is read");
+        ColdLoader::put(&loader.huge, request("huge", false));
+        ColdLoader::put(&loader.huge, request("begun huge", true));
+        for name in ["a", "b", "c"] {
+            ColdLoader::put(&loader.queue, request(name, false));
+        }
+        assert_eq!(next(), key("a"));
+        drop(huge);
+        ColdLoader::put(&loader.queue, request("begun", true));
+        assert_eq!([next(), next(), next()], [key("begun"), key("begun huge"), key("huge")]);
+        assert_eq!([next(), next(), next()], [key("b"), key("c"), None]);
+        assert!(!loader.is_awaited());
     }
 
     #[test]

@@ -376,7 +376,7 @@ impl Worker {
                 self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.rounds.fail(&failed.error);
                 if failed.evictions > 0 {
-                    self.evictor.note_refusal();
+                    self.evictor.note_refusal(&failed.error);
                 }
                 // A client that waits because it found a key empty may have seen a change that
                 // failed.

@@ -12,7 +12,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use tokio::sync::Notify;
 
-/// Divides the bytes that reads may take: the part that the largest one leaves to others.
+/// Divides the bytes that reads may take: the part that the largest one leaves to others. Only one read
+/// at a time takes less than it is expected to bring.
 const LEFT_PART: usize = 4;
 
 /// The bytes of a worker's reads.
@@ -21,6 +22,8 @@ pub(super) struct LoadVolume {
     taken: Cell<usize>,
     /// Shares of reads under way, and of commands that can run.
     active: Cell<usize>,
+    /// True while a read is under way that takes less than it is expected to bring.
+    has_huge: Cell<bool>,
     /// Bytes that commands have used since [`take_used`](Self::take_used).
     used: Cell<usize>,
     /// True if reads wait until less is taken.
@@ -47,9 +50,35 @@ impl LoadVolume {
         share
     }
 
+    /// Takes what a read of so many bytes takes of `most` while it is under way: a huge one leaves room
+    /// for small ones. `None`: it is huge, and has to wait for the end of another one.
+    pub(super) fn share_of(self: &Rc<Self>, expected: usize, most: usize) -> Option<LoadShare> {
+        let largest = most - most / LEFT_PART;
+        let is_huge = expected > largest;
+        if is_huge && self.has_huge.get() {
+            return None;
+        }
+        let share = self.share(expected.min(largest));
+        if is_huge {
+            self.has_huge.set(true);
+            share.is_huge.set(true);
+        }
+        Some(share)
+    }
+
+    /// Returns true while a huge read is under way.
+    pub(super) fn has_huge(&self) -> bool {
+        self.has_huge.get()
+    }
+
     fn empty_share(self: &Rc<Self>) -> LoadShare {
         self.active.set(self.active.get() + 1);
-        LoadShare { bytes: Cell::new(0), rests: Cell::new(false), volume: self.clone() }
+        LoadShare {
+            bytes: Cell::new(0),
+            is_huge: Cell::new(false),
+            rests: Cell::new(false),
+            volume: self.clone(),
+        }
     }
 
     /// Wakes the loader: there is a request.
@@ -87,16 +116,12 @@ impl LoadVolume {
     }
 }
 
-/// Returns the bytes that a read of so many takes of `most` while it is under way: a single one leaves room
-/// for small ones.
-pub(super) fn charge(expected: usize, most: usize) -> usize {
-    expected.min(most - most / LEFT_PART)
-}
-
 /// Bytes that some reads have taken, until the data was used.
 #[derive(Debug)]
 pub(super) struct LoadShare {
     bytes: Cell<usize>,
+    /// True while its read takes less than it is expected to bring.
+    is_huge: Cell<bool>,
     /// True while its command waits for a further read.
     rests: Cell<bool>,
     volume: Rc<LoadVolume>,
@@ -108,9 +133,23 @@ impl LoadShare {
         self.bytes.get()
     }
 
-    /// Takes over the bytes of another share.
+    /// Returns true while its read takes less than it is expected to bring.
+    pub(super) fn is_huge(&self) -> bool {
+        self.is_huge.get()
+    }
+
+    /// Takes over the bytes of another share, and its read.
     pub(super) fn take_over(&self, other: &Self) {
         self.bytes.set(self.bytes.get() + other.bytes.take());
+        self.is_huge.set(self.is_huge.get() | other.is_huge.take());
+    }
+
+    /// Notes that its read has ended: all that it has brought is known.
+    pub(super) fn end_read(&self) {
+        if self.is_huge.take() {
+            self.volume.has_huge.set(false);
+            self.volume.remind();
+        }
     }
 
     /// Gives away a part of its bytes: that of `part` in `whole`.
@@ -148,6 +187,7 @@ impl Drop for LoadShare {
     fn drop(&mut self) {
         let bytes = self.bytes.get();
         self.volume.used.set(self.volume.used.get().saturating_add(bytes));
+        self.end_read();
         self.rest();
         self.set(0);
     }
@@ -231,10 +271,37 @@ mod tests {
     #[test]
     fn a_huge_read_leaves_room_for_small_ones() {
         let volume = Rc::new(LoadVolume::default());
-        assert_eq!((charge(10 << 30, 64 << 20), charge(10, 64 << 20)), (48 << 20, 10));
-        let _huge = volume.share(charge(10 << 30, 100));
-        assert!(volume.has_room(100) && volume.left(100) == 25);
-        assert_eq!(charge(7, 0), 0);
+        let share = |expected, most| volume.share_of(expected, most).expect("no huge one is read");
+        let small = share(10, 64 << 20);
+        assert_eq!((small.bytes(), small.is_huge()), (10, false));
+        assert_eq!(share(10 << 30, 64 << 20).bytes(), 48 << 20);
+        assert_eq!(share(7, 0).bytes(), 1);
+        drop(small);
+        let huge = share(10 << 30, 100);
+        assert!(volume.has_room(100) && volume.left(100) == 25 && huge.is_huge());
+        assert_eq!(share(75, 100).bytes(), 75, "it is no more than its part");
+    }
+
+    /// What they bring is far more than what they take, so two of them together would be without a limit.
+    #[test]
+    fn one_huge_read_at_a_time_is_under_way() {
+        let volume = Rc::new(LoadVolume::default());
+        let first = volume.share_of(1000, 100).expect("no other one is read");
+        assert!(volume.share_of(76, 100).is_none() && volume.share_of(75, 100).is_some());
+        let load = volume.share(0);
+        load.take_over(&first);
+        drop(first);
+        assert!(volume.has_huge() && load.is_huge(), "the load has it now");
+        volume.set_awaited(true);
+        assert!(!is_woken(&volume));
+        load.set(1000);
+        load.end_read();
+        assert!(!volume.has_huge() && is_woken(&volume));
+        let second = volume.share_of(1000, 100).expect("the other one has ended");
+        drop(load);
+        assert!(volume.has_huge());
+        drop(second);
+        assert!(!volume.has_huge() && volume.left(100) == 100);
     }
 
     /// Shares come and go in any order: no more is taken than they have, and at the end nothing.

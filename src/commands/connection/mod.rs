@@ -71,6 +71,7 @@ fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     // It stays among the clients until its replies are written: it may never read them.
     cx.session.client.set(ClientState::QUIT, true);
+    cx.node.clients.note_quit(cx.session.client.id);
     cx.session.take_pushes(cx.out);
     cx.out.ok();
     Err(CallStop::Close)
