@@ -723,20 +723,20 @@ mod tests {
 
     #[test]
     fn a_step_of_a_scan_ends_with_so_many_bytes() {
-        let name = |n: u64| format!("{n}{}", "x".repeat(SCANNED_BYTES / 3)).into_bytes();
+        let name = |n: u64| format!("{n}{}", "x".repeat(SCANNED_BYTES / 32)).into_bytes();
         let mut world = World::new(0);
-        for n in 0..20 {
+        for n in 0..224 {
             world.members.insert(&name(n), n);
         }
         world.seal();
         for is_cold in [false, true] {
             world.is_large = is_cold;
             if is_cold {
-                world.members.shed(20, |_, _| ());
+                world.members.shed(224, |_, _| ());
             }
             let mut steps = 1;
             let seen = world.scan(1000, |_| steps += 1);
-            assert_eq!(seen, (0..20).map(name).collect());
+            assert_eq!(seen, (0..224).map(name).collect());
             // A page in memory ends with a step, too.
             assert!((7..=12).contains(&steps), "{steps}");
         }

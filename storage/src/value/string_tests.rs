@@ -123,7 +123,7 @@ fn a_string_that_is_set_is_as_new_whatever_it_was() {
 #[test]
 fn chunks_that_leave_memory_come_back_as_they_were() {
     for seed in 1..20u64 {
-        let mut state = seed * 0x2545_f491_4f6c_dd1d;
+        let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
         let mut random = |below: usize| {
             state ^= state << 13;
             state ^= state >> 7;
