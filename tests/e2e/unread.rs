@@ -93,39 +93,35 @@ fn one_that_has_quit_is_a_client_until_it_has_read_its_replies() {
     let server = start(&["--memory-budget", "1gb"]);
     let mut other = server.client();
     let (mut tracking, mut late) = (server.client(), server.client());
-    run(&mut other, &["SET", "long", &"v".repeat(32 << 20)]);
-    // Replies that are kept, and one that is written from where it is.
-    for commands in ["GET k\r\n".repeat(1600), "GET long\r\n".to_owned()] {
-        let mut lazy = Raw::connect(&server);
-        lazy.expect("CLIENT SETNAME lazy", "+OK");
-        lazy.send("CLIENT ID\r\n");
-        let id = lazy.lines(1).split_off(1);
-        run(&mut tracking, &["CLIENT", "TRACKING", "ON", "REDIRECT", &id]);
-        run(&mut tracking, &["GET", "x"]);
-        lazy.send(&format!("{commands}QUIT\r\n"));
-        let deadline = Instant::now() + PATIENCE;
-        while !list(&mut other).contains(" cmd=quit ") || unread(&mut other) < 1 << 20 {
-            assert!(Instant::now() < deadline, "it is not listed: {}", list(&mut other));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // No message is redirected to it.
-        let mut redirected = redis::cmd("CLIENT");
-        redirected.arg(&["TRACKING", "ON", "REDIRECT", &id]);
-        let error = redirected.exec(&mut late).expect_err("refused").to_string();
-        assert!(error.contains("does not exist"), "{error}");
-        run(&mut other, &["SET", "x", "1"]);
-        let is_broken = |client: &mut redis::Connection| {
-            format!("{:?}", run(client, &["CLIENT", "TRACKINGINFO"])).contains("broken_redirect")
-        };
-        while !is_broken(&mut tracking) {
-            assert!(Instant::now() < deadline, "the redirection goes on");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        run(&mut tracking, &["CLIENT", "TRACKING", "OFF"]);
-        assert_eq!(run(&mut other, &["CLIENT", "KILL", "ID", &id]), redis::Value::Int(1));
-        assert!(!list(&mut other).contains(" name=lazy "));
-        assert!(lazy.is_closed());
+    let mut lazy = Raw::connect(&server);
+    lazy.expect("CLIENT SETNAME lazy", "+OK");
+    lazy.send("CLIENT ID\r\n");
+    let id = lazy.lines(1).split_off(1);
+    run(&mut tracking, &["CLIENT", "TRACKING", "ON", "REDIRECT", &id]);
+    run(&mut tracking, &["GET", "x"]);
+    lazy.send(&format!("{}QUIT\r\n", "GET k\r\n".repeat(1600)));
+    let deadline = Instant::now() + PATIENCE;
+    while !list(&mut other).contains(" cmd=quit ") || unread(&mut other) < 1 << 20 {
+        assert!(Instant::now() < deadline, "it is not listed: {}", list(&mut other));
+        std::thread::sleep(Duration::from_millis(5));
     }
+    // No message is redirected to it.
+    let mut redirected = redis::cmd("CLIENT");
+    redirected.arg(&["TRACKING", "ON", "REDIRECT", &id]);
+    let error = redirected.exec(&mut late).expect_err("refused").to_string();
+    assert!(error.contains("does not exist"), "{error}");
+    run(&mut other, &["SET", "x", "1"]);
+    let is_broken = |client: &mut redis::Connection| {
+        format!("{:?}", run(client, &["CLIENT", "TRACKINGINFO"])).contains("broken_redirect")
+    };
+    while !is_broken(&mut tracking) {
+        assert!(Instant::now() < deadline, "the redirection goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    run(&mut tracking, &["CLIENT", "TRACKING", "OFF"]);
+    assert_eq!(run(&mut other, &["CLIENT", "KILL", "ID", &id]), redis::Value::Int(1));
+    assert!(!list(&mut other).contains(" name=lazy "));
+    assert!(lazy.is_closed());
 }
 
 #[test]
