@@ -7,9 +7,9 @@
 //! elements that are read ahead stay current.
 //!
 //! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
-//! together may be any number of times as large as the memory. A command or task that has loaded some of its data
-//! goes before those that have none yet, and before those that began earlier: commands of many rounds end
-//! one after the other.
+//! together may be any number of times as large as the memory. A command or task that has loaded some
+//! of its data goes before those that have none yet, and before those that began earlier: commands of
+//! many rounds end one after the other.
 //!
 //! A huge request, of more than others can wait for, has a load of its own, and one is read at a time.
 //! While it is, others like it wait aside, and small ones go past them. When it has ended, the first that
