@@ -723,7 +723,7 @@ mod tests {
 
     #[test]
     fn a_step_of_a_scan_ends_with_so_many_bytes() {
-        let name = |n: u64| format!("{n}{}", "x".repeat(SCANNED_BYTES / 32)).into_bytes();
+        let name = |n: u64| format!("{n}{}", "x".repeat(SCANNED_BYTES / 33)).into_bytes();
         let mut world = World::new(0);
         for n in 0..224 {
             world.members.insert(&name(n), n);
