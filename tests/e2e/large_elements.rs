@@ -45,6 +45,9 @@ fn with_large_elements() -> Server {
         "64mb",
         "--handover-interval-ms",
         "50",
+        // So that a reply may not have much more than others for one long string.
+        "--proto-max-bulk-len",
+        "2mb",
     ];
     let mut server = Server::start(&options);
     let mut client = server.client();
