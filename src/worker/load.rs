@@ -7,9 +7,10 @@
 //! elements that are read ahead stay current.
 //!
 //! Requests beyond a share of the memory wait in order ([`LoadVolume`]): what commands have asked for
-//! together may be any number of times as large as the memory. A command or task that has loaded some
-//! of its data goes before those that have none yet, and before those that began earlier: commands of
-//! many rounds end one after the other.
+//! together may be any number of times as large as the memory. A command that has loaded some of its
+//! data goes before those that have none yet, and before those that began earlier: commands of many
+//! rounds end one after the other. A task goes on in turn with those that have none yet: tasks that begin
+//! all the time would keep others from their data.
 //!
 //! A huge request, of more than others can wait for, has a load of its own, and one is read at a time.
 //! While it is, others like it wait aside, and small ones go past them. When it has ended, the first that
@@ -23,7 +24,7 @@ use flagstone_storage::Store;
 use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::slot::NotOwned;
 use flagstone_storage::store::{Need, Part};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
@@ -69,10 +70,20 @@ struct LoadRequest {
     has_begun: bool,
 }
 
+impl LoadRequest {
+    fn is_of_begun_command(&self) -> bool {
+        self.has_begun && matches!(self.waiter, LoadWaiter::Command(..))
+    }
+}
+
 /// Requests that no load has taken up yet.
 #[derive(Default)]
 pub(super) struct ColdLoader {
     queue: RefCell<VecDeque<LoadRequest>>,
+    /// Further requests of tasks that have some data already.
+    further: RefCell<VecDeque<LoadRequest>>,
+    /// True if the last request was one of [`further`](Self::further): one of the others is next.
+    is_turn_of_others: Cell<bool>,
     /// Huge requests that wait for the end of the one that is read.
     huge: RefCell<VecDeque<LoadRequest>>,
     pub(super) volume: Rc<LoadVolume>,
@@ -80,9 +91,18 @@ pub(super) struct ColdLoader {
 }
 
 impl ColdLoader {
-    fn put(to: &RefCell<VecDeque<LoadRequest>>, request: LoadRequest) {
-        let mut queue = to.borrow_mut();
-        if request.has_begun {
+    fn put(&self, request: LoadRequest) {
+        match request.waiter {
+            LoadWaiter::Task(_) if request.has_begun => {
+                self.further.borrow_mut().push_back(request);
+            }
+            _ => Self::put_in(&self.queue, request),
+        }
+    }
+
+    fn put_in(queue: &RefCell<VecDeque<LoadRequest>>, request: LoadRequest) {
+        let mut queue = queue.borrow_mut();
+        if request.is_of_begun_command() {
             queue.push_front(request);
         } else {
             queue.push_back(request);
@@ -92,14 +112,22 @@ impl ColdLoader {
     /// Returns the request whose turn it is.
     fn next(&self) -> Option<LoadRequest> {
         let mut queue = self.queue.borrow_mut();
-        let is_small_first =
-            self.volume.has_huge() || queue.front().is_some_and(|request| request.has_begun);
-        let huge = if is_small_first { None } else { self.huge.borrow_mut().pop_front() };
-        huge.or_else(|| queue.pop_front())
+        if queue.front().is_some_and(LoadRequest::is_of_begun_command) {
+            return queue.pop_front();
+        }
+        let mut further = self.further.borrow_mut();
+        if !self.is_turn_of_others.take()
+            && let Some(request) = further.pop_front()
+        {
+            self.is_turn_of_others.set(true);
+            return Some(request);
+        }
+        let huge = if self.volume.has_huge() { None } else { self.huge.borrow_mut().pop_front() };
+        huge.or_else(|| queue.pop_front()).or_else(|| further.pop_front())
     }
 
     fn is_awaited(&self) -> bool {
-        !self.queue.borrow().is_empty() || !self.huge.borrow().is_empty()
+        [&self.queue, &self.further, &self.huge].iter().any(|queue| !queue.borrow().is_empty())
     }
 }
 
@@ -129,7 +157,7 @@ impl Worker {
     }
 
     fn request(&self, needs: Vec<Need>, waiter: LoadWaiter, has_begun: bool) {
-        ColdLoader::put(&self.loader.queue, LoadRequest { needs, waiter, has_begun });
+        self.loader.put(LoadRequest { needs, waiter, has_begun });
         self.loader.volume.wake();
     }
 
@@ -168,7 +196,7 @@ impl Worker {
             let expected = request.needs.iter().map(&mut expected_of);
             match volume.share_of(expected.fold(0, usize::saturating_add), most) {
                 Some(share) => admitted.push((request, share)),
-                None => ColdLoader::put(&self.loader.huge, request),
+                None => ColdLoader::put_in(&self.loader.huge, request),
             }
         }
         volume.set_awaited(self.loader.is_awaited());
@@ -410,27 +438,43 @@ mod tests {
         Need { db: 0, key: key.as_bytes().into(), part: Some(Part::Fields(names)) }
     }
 
+    fn request(key: &str, has_begun: bool) -> LoadRequest {
+        let waiter = LoadWaiter::Task(oneshot::channel().0);
+        LoadRequest { needs: vec![names(key, &[])], waiter, has_begun }
+    }
+
+    /// Takes the next requests, and returns their keys.
+    fn next(loader: &ColdLoader, most: usize) -> Vec<String> {
+        let requests = std::iter::from_fn(|| loader.next()).take(most);
+        let key =
+            |request: LoadRequest| String::from_utf8_lossy(&request.needs[0].key).into_owned();
+        requests.map(key).collect()
+    }
+
     #[test]
     fn huge_requests_wait_aside_and_one_of_them_comes_next() {
         let loader = ColdLoader::default();
-        let request = |key: &str, has_begun| {
-            let waiter = LoadWaiter::Task(oneshot::channel().0);
-            LoadRequest { needs: vec![names(key, &[])], waiter, has_begun }
-        };
-        let next = || loader.next().map(|request| request.needs[0].key.clone());
-        let key = |key: &str| Some(Box::from(key.as_bytes()));
         let huge = loader.volume.share_of(1000, 100).expect("no other one is read");
-        ColdLoader::put(&loader.huge, request("huge", false));
-        ColdLoader::put(&loader.huge, request("begun huge", true));
-        for name in ["a", "b", "c"] {
-            ColdLoader::put(&loader.queue, request(name, false));
-        }
-        assert_eq!(next(), key("a"));
+        ColdLoader::put_in(&loader.huge, request("huge", false));
+        ColdLoader::put_in(&loader.huge, request("later huge", false));
+        ["a", "b", "c"].iter().for_each(|key| loader.put(request(key, false)));
+        assert_eq!(next(&loader, 1), ["a"]);
         drop(huge);
-        ColdLoader::put(&loader.queue, request("begun", true));
-        assert_eq!([next(), next(), next()], [key("begun"), key("begun huge"), key("huge")]);
-        assert_eq!([next(), next(), next()], [key("b"), key("c"), None]);
+        assert_eq!(next(&loader, 9), ["huge", "later huge", "b", "c"]);
         assert!(!loader.is_awaited());
+    }
+
+    #[test]
+    fn tasks_that_have_begun_take_turns_with_requests_that_have_not() {
+        let loader = ColdLoader::default();
+        ["a", "b"].iter().for_each(|key| loader.put(request(key, false)));
+        ["1", "2", "3", "4"].iter().for_each(|key| loader.put(request(key, true)));
+        assert_eq!(next(&loader, 2), ["1", "a"]);
+        loader.put(request("5", true));
+        assert_eq!(next(&loader, 9), ["2", "b", "3", "4", "5"]);
+        assert!(!loader.is_awaited());
+        loader.put(request("c", false));
+        assert_eq!(next(&loader, 9), ["c"]);
     }
 
     #[test]

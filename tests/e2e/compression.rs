@@ -2,7 +2,6 @@
 //! setting changes.
 
 use super::Server;
-use redis::Commands;
 use std::time::{Duration, Instant};
 
 const KEYS: usize = 4000;
@@ -45,13 +44,19 @@ fn write(server: &Server, life: usize) {
 /// Reads everything; nothing of it is in memory directly after a start.
 fn check(server: &Server, lives: usize) {
     let mut client = server.client();
-    for n in (0..KEYS).rev() {
-        for life in 0..lives {
-            let found: String = client.get(format!("life{life}:{n}")).expect("a value");
-            assert_eq!(found, value(life, n), "after {lives} lives");
+    for begin in (0..KEYS).step_by(100).rev() {
+        let mut pipe = redis::pipe();
+        let mut expected = Vec::new();
+        for n in begin..begin + 100 {
+            for life in 0..lives {
+                pipe.get(format!("life{life}:{n}"));
+                expected.push(value(life, n));
+            }
+            pipe.get(format!("all:{n}"));
+            expected.push(value(lives - 1, n));
         }
-        let found: String = client.get(format!("all:{n}")).expect("a value");
-        assert_eq!(found, value(lives - 1, n), "after {lives} lives");
+        let found: Vec<String> = pipe.query(&mut client).expect("values");
+        assert!(found == expected, "{begin} after {lives} lives");
     }
 }
 

@@ -647,7 +647,9 @@ fn replicas_of_a_replica_keep_their_data_while_it_loads() {
             look(&mut looking);
             is_up(&mut other) && info(&mut other, "connected_slaves") == "1" && is_up(&mut client)
         };
-        while !is_whole() {}
+        while !is_whole() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         // It has got all of it, and not the rest of an older stream.
         assert!(count(&mut middle.client(), "sync_full") > 0);
     }

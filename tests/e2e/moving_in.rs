@@ -303,7 +303,7 @@ fn large_values_that_differ_are_found_while_writers_are_held() {
 #[test]
 fn a_source_that_dies_meanwhile_is_waited_for() {
     let mut source = Server::start(&["--enable-debug-command", "yes"]);
-    run(&mut source.client(), &["DEBUG POPULATE 10000 key 1000"]);
+    run(&mut source.client(), &["DEBUG POPULATE 3000 key 1000"]);
     let target = Server::start(&[]);
     let mut moving = Moving::start(&target, &uri(&source), &[]);
     moving.until_says("follows the source");
@@ -317,7 +317,7 @@ fn a_source_that_dies_meanwhile_is_waited_for() {
     assert_eq!(status, Some(0), "{text}");
     let (status, text) = moved(&target, &uri(&source), &["--switch"]);
     assert_eq!(status, Some(0), "{text}");
-    assert!(text.contains("10000 keys compared: 0 different"), "{text}");
+    assert!(text.contains("3000 keys compared: 0 different"), "{text}");
 }
 
 /// A Redis server that becomes a replica has the name of the stream that its own replicas see.

@@ -423,7 +423,7 @@ fn roles_are_exchanged_again_and_again() {
     replicaof(&mut clients[1], ports[0]);
     until("writes are accepted", || ask(&mut clients[0], &["SET", "a", "0"]) == "ok");
     replicaof(&mut third.client(), ports[0]);
-    for n in 1..=20 {
+    for n in 1..=10 {
         let (primary, replica) = (n % 2, 1 - n % 2);
         run(&mut clients[primary], &["REPLICAOF NO ONE"]);
         replicaof(&mut clients[replica], ports[primary]);
