@@ -108,7 +108,7 @@ fn value(input: &mut impl BufRead) -> std::io::Result<Option<(usize, u8)>> {
     let len: usize = head[1..].trim().parse().expect("a length");
     let mut bytes = vec![0; len + 2];
     input.read_exact(&mut bytes)?;
-    assert!(bytes[..len].iter().all(|byte| *byte == bytes[0]), "one value");
+    assert!(bytes[..len] == vec![bytes[0]; len], "one value");
     Ok(Some((len, bytes[0])))
 }
 

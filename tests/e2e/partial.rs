@@ -233,7 +233,7 @@ fn pipelines_on_collections_partly_in_memory_see_all_elements() {
             let lanes: Vec<_> = (0..5)
                 .map(|lane| {
                     let server = &server;
-                    scope.spawn(move || hammer(server, lane, 40))
+                    scope.spawn(move || hammer(server, lane, 20))
                 })
                 .collect();
             // Other keys drive everything out of memory.
