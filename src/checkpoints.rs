@@ -4,8 +4,8 @@
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_storage::checkpoint::{
-    Ageing, ArchiveLimits, Catalog, Checkpoint, Retention, branch, oldest_archived_ms,
-    prune_archive, take,
+    Ageing, ArchiveLimits, CANCELLED, Catalog, Checkpoint, Retention, branch, oldest_archived_ms,
+    prune_archive, take_unless,
 };
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::place::Place;
@@ -173,7 +173,6 @@ impl Drop for Wanting {
 /// Error of a checkpoint that would have, or has, a part of a data set.
 const SHARED: &str = "the shards of a cluster belong to several servers: back up its bucket with the \
     means of the store";
-const CANCELLED: &str = "it was cancelled";
 const PARTIAL: &str = "the data set of a primary is being loaded, and a part of it is there only";
 
 async fn run(node: &Node, purpose: Purpose) -> Taken {
@@ -195,15 +194,7 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
         return Err(PARTIAL.into());
     }
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
-    let taken = tokio::select! {
-        taken = take(source, max_journal) => taken,
-        () = checkpoints.cancelled() => {
-            // Removes the unfinished checkpoint.
-            let cleaned = catalog.clean(&source.engines()).await;
-            cleaned.and(Err(anyhow::anyhow!(CANCELLED)))
-        }
-    };
-    let taken = match taken {
+    let taken = match take_unless(source, max_journal, checkpoints.cancelled()).await {
         Ok(taken) if node.health.replica.whole_since() != whole => {
             let removed = catalog.remove(&source.engines(), &taken).await;
             removed.and(Err(anyhow::anyhow!(PARTIAL)))

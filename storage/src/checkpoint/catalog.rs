@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::place::{Place, names, put, read, remove_dir, remove_tree};
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use object_store::ObjectStoreExt;
+use object_store::{Error, ObjectStoreExt};
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,22 @@ impl Catalog {
 
     /// Writes a description: from then on the checkpoint exists.
     pub(super) async fn publish(&self, checkpoint: &Checkpoint) -> Result<()> {
-        put(&self.description(&checkpoint.id), crate::checked::to_vec(checkpoint)?).await
+        let described = crate::checked::to_vec(checkpoint)?;
+        let written = put(&self.description(&checkpoint.id), described).await;
+        if written.is_err() {
+            // The place may have it nevertheless, and what belongs to it is about to be removed.
+            let _ = self.withdraw(&checkpoint.id).await;
+        }
+        written
+    }
+
+    async fn withdraw(&self, id: &str) -> Result<()> {
+        let place = self.description(id);
+        match place.store().delete(place.root()).await {
+            Ok(()) => self.place.dir().map_or(Ok(()), super::sync_dir),
+            Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("deleting {place}")),
+        }
     }
 
     /// Removes checkpoints beyond the retention, except those in use, and returns the ids of the
@@ -154,10 +169,23 @@ impl Catalog {
         Ok(true)
     }
 
-    /// Removes the remains of checkpoints that were never finished, or were being removed. No
-    /// checkpoint may be in the making.
+    /// Removes the remains of checkpoints that were never finished, or were being removed, and releases the files
+    /// kept for branches that are gone. No checkpoint may be in the making.
     pub async fn clean(&self, engines: &[Engine]) -> Result<()> {
-        let there = self.list().await?;
+        self.tidy(engines, None).await?;
+        if let Some(dir) = self.place.dir().filter(|dir| dir.is_dir()) {
+            remove_staged(dir).with_context(|| format!("cleaning {}", dir.display()))?;
+        }
+        try_join_all(engines.iter().map(Engine::drop_branches)).await?;
+        Ok(())
+    }
+
+    /// Removes the remains of checkpoints that were never finished, or were being removed: records, and
+    /// checkpoints of engines that no description names. `newest` is named, whatever the place lists. No
+    /// checkpoint may be in the making.
+    pub(super) async fn tidy(&self, engines: &[Engine], newest: Option<&Checkpoint>) -> Result<()> {
+        let mut there = self.list().await?;
+        there.extend(newest.cloned());
         let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
         for name in names(&self.place).await?.1 {
             // A backup that copies a checkpoint has its history beside it.
@@ -166,18 +194,12 @@ impl Catalog {
                 remove_tree(&self.place.join(&name)).await?;
             }
         }
-        if let Some(dir) = self.place.dir().filter(|dir| dir.is_dir()) {
-            remove_staged(dir).with_context(|| format!("cleaning {}", dir.display()))?;
-        }
-        let cleaning = engines.iter().enumerate().map(|(shard, engine)| {
+        let tidying = engines.iter().enumerate().map(|(shard, engine)| {
             let kept = there.iter().filter_map(|c| c.shards.get(shard)).map(|s| s.id.clone());
             let kept = kept.collect();
-            async move {
-                engine.keep_checkpoints(&kept).await?;
-                engine.drop_branches().await
-            }
+            async move { engine.keep_checkpoints(&kept).await }
         });
-        try_join_all(cleaning).await?;
+        try_join_all(tidying).await?;
         Ok(())
     }
 }

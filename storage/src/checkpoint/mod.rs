@@ -46,7 +46,7 @@ pub use image::{Image, ImageFile};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, discard_branch, restore};
 pub use stopped::{offline_options, take_stopped};
-pub use take::{CheckpointSource, SourceEngines, take};
+pub use take::{CANCELLED, CheckpointSource, SourceEngines, take, take_unless};
 
 /// The directory of checkpoints, in a data directory.
 pub const CHECKPOINTS: &str = "checkpoints";

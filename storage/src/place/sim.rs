@@ -89,6 +89,8 @@ pub(crate) struct Client {
     lives: AtomicU64,
     /// Suffix of paths whose puts fail.
     pub(crate) refused: Mutex<Option<String>>,
+    /// Suffix of paths whose puts arrive, and fail.
+    pub(crate) unanswered: Mutex<Option<String>>,
     /// Suffix of paths that listings leave out, as those of a directory that changes meanwhile may.
     pub(crate) overlooked: Mutex<Option<String>>,
     /// True while puts fail for good: who puts gives up.
@@ -192,6 +194,7 @@ impl Sim {
             dead: AtomicBool::new(false),
             lives: AtomicU64::new(u64::MAX),
             refused: Mutex::default(),
+            unanswered: Mutex::default(),
             overlooked: Mutex::default(),
             breaks: AtomicBool::new(false),
             puts: AtomicU64::new(0),
@@ -450,6 +453,11 @@ impl ObjectStore for Client {
         let refused = self.refused.lock().unwrap().clone();
         if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
             self.step().await;
+            return Err(broken());
+        }
+        let unanswered = self.unanswered.lock().unwrap().clone();
+        if unanswered.is_some_and(|end| location.as_ref().ends_with(&end)) {
+            let _ = self.sim.arrive(location, payload, options).await;
             return Err(broken());
         }
         let (sim, to, put) = (self.sim.clone(), location.clone(), (payload, options));
