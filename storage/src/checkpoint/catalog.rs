@@ -5,7 +5,7 @@ use super::scratch::Scratch;
 use super::{CHECKPOINTS, Checkpoint, Retention, read_description};
 use crate::directory::remove_staged;
 use crate::engine::Engine;
-use crate::place::{Place, names, put, read, remove_dir, remove_tree};
+use crate::place::{Place, names, put, read, remove_tree};
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
 use object_store::{Error, ObjectStoreExt};
@@ -13,8 +13,13 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Suffix of the directories of records that a backup copies.
+/// Part of the names of directories of records that a backup copies, behind the id of its checkpoint.
 const HISTORY: &str = ".history";
+
+/// Returns the id of the checkpoint whose backup has made a directory; `None`: no backup has made it.
+fn history_of(name: &str) -> Option<&str> {
+    name.split_once(HISTORY).map(|(id, _)| id)
+}
 
 /// The checkpoints of a data directory.
 #[derive(Clone, Debug)]
@@ -53,10 +58,11 @@ impl Catalog {
         Ok((scratch.path().to_owned(), Some(scratch)))
     }
 
-    /// Returns the directory in which a backup gathers the records before a checkpoint, if it is a
-    /// local directory.
+    /// Returns a directory in which a backup gathers the records before a checkpoint, if it is a
+    /// local directory. Each one is another: several backups may copy a checkpoint at the same time.
     pub(super) fn history(&self, id: &str) -> Option<PathBuf> {
-        self.place.dir().map(|dir| dir.join(format!("{id}{HISTORY}")))
+        let name = format!("{id}{HISTORY}-{:016x}", rand::random::<u64>());
+        self.place.dir().map(|dir| dir.join(name))
     }
 
     /// Returns all checkpoints, oldest first.
@@ -163,8 +169,12 @@ impl Catalog {
             engine.drop_checkpoint(&shard.id).await?;
         }
         remove_tree(&self.records(&checkpoint.id)).await?;
-        if let Some(dir) = self.history(&checkpoint.id) {
-            remove_dir(&dir)?;
+        if place.dir().is_some() {
+            // No backup copies it, so these are of backups that were killed.
+            let (_, dirs) = names(&self.place).await?;
+            for name in dirs.iter().filter(|name| history_of(name) == Some(&checkpoint.id)) {
+                remove_tree(&self.place.join(name)).await?;
+            }
         }
         Ok(true)
     }
@@ -188,9 +198,14 @@ impl Catalog {
         there.extend(newest.cloned());
         let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
         for name in names(&self.place).await?.1 {
-            // A backup that copies a checkpoint has its history beside it.
-            let id = name.strip_suffix(HISTORY).unwrap_or(&name);
-            if !ids.contains(id) {
+            let of_backup = history_of(&name);
+            let is_known = ids.contains(of_backup.unwrap_or(&name));
+            // A backup that copies a checkpoint has a lock on it, and its history beside it.
+            let unused = match of_backup.filter(|_| is_known) {
+                Some(id) => self.description(id).dir().map(try_lock).transpose()?.flatten(),
+                None => None,
+            };
+            if !is_known || unused.is_some() {
                 remove_tree(&self.place.join(&name)).await?;
             }
         }

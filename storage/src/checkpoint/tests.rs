@@ -177,3 +177,39 @@ async fn archived_objects_are_as_old_as_their_store_says() {
         assert_eq!(prune_archive(&archive, limits).await.unwrap(), removed, "{kept_ms}");
     }
 }
+
+#[tokio::test]
+async fn each_backup_of_a_checkpoint_has_its_history_for_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let catalog = Catalog::of(&Place::local(root.path()).unwrap());
+    let text = r#"{"format": 1, "id": "20261122-040312.123", "created_ms": 20, "lsn": 4, "after": 0,
+        "epoch": 1, "record_bytes": 0, "origin": 1, "seed": 7, "shards": []}"#;
+    let checkpoint = read_description::<Checkpoint>("it", text.as_bytes()).unwrap();
+    catalog.publish(&checkpoint).await.unwrap();
+    let id = checkpoint.id.as_str();
+    let begin = || {
+        let scratch = scratch::Scratch::at(catalog.history(id).unwrap()).unwrap();
+        std::fs::write(scratch.path().join("floor"), b"records").unwrap();
+        scratch
+    };
+    let (_, in_use) = catalog.open(id).await.unwrap();
+    let (one, other) = (begin(), begin());
+    drop(one);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(other.path().join("floor").exists(), "another backup copies it");
+    // That backup is killed, as one of an earlier version was, and one of a checkpoint that is gone.
+    let others = ["20261122-040312.123.history", "20261122-040312.122.history-1"];
+    let others = others.map(|name| root.path().join(CHECKPOINTS).join(name));
+    others.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let killed = other.path().to_owned();
+    std::mem::forget(other);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(killed.exists() && others[0].exists() && !others[1].exists());
+    drop(in_use);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(!killed.exists() && !others[0].exists());
+    std::mem::forget(begin());
+    assert!(catalog.remove(&[], &checkpoint).await.unwrap());
+    let left = std::fs::read_dir(root.path().join(CHECKPOINTS)).unwrap().count();
+    assert_eq!(left, 0);
+}
