@@ -93,6 +93,10 @@ pub(crate) struct Client {
     pub(crate) unanswered: Mutex<Option<String>>,
     /// Suffix of paths that listings leave out, as those of a directory that changes meanwhile may.
     pub(crate) overlooked: Mutex<Option<String>>,
+    /// True while deletions are refused, ...
+    pub(crate) keeps: AtomicBool,
+    /// ... and while copies are.
+    pub(crate) copies_none: AtomicBool,
     /// True while puts fail for good: who puts gives up.
     pub(crate) breaks: AtomicBool,
     pub(crate) puts: AtomicU64,
@@ -196,6 +200,8 @@ impl Sim {
             refused: Mutex::default(),
             unanswered: Mutex::default(),
             overlooked: Mutex::default(),
+            keeps: AtomicBool::new(false),
+            copies_none: AtomicBool::new(false),
             breaks: AtomicBool::new(false),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
@@ -424,6 +430,10 @@ fn broken() -> Error {
     Error::Generic { store: "sim", source: "the connection broke".into() }
 }
 
+fn denied(path: &Path) -> Error {
+    Error::PermissionDenied { path: path.to_string(), source: "it is not allowed".into() }
+}
+
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Client")
@@ -516,6 +526,9 @@ impl ObjectStore for Client {
             async move {
                 let location = location?;
                 let Some(client) = client.upgrade() else { return Err(broken()) };
+                if client.keeps.load(Ordering::SeqCst) {
+                    return Err(denied(&location));
+                }
                 let objects = client.sim.objects.clone();
                 let name = format!("delete {location}");
                 let deleted = location.clone();
@@ -559,6 +572,9 @@ impl ObjectStore for Client {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        if self.copies_none.load(Ordering::SeqCst) {
+            return Err(denied(to));
+        }
         self.sim.objects.copy_opts(from, to, options).await
     }
 }

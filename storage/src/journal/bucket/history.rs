@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use object_store::path::Path;
 
 use super::super::{HistoryEnd, JournalError, Lsn, Record, Recovered};
 use super::object::{OBJECT_HEADER, ObjectHeader, Position};
 use super::read::{Reader, Trouble};
-use super::requests::{ask, read_object};
+use super::requests::{list_objects, read_object};
 use super::{BucketJournal, BucketOptions, BucketRecovery};
 use crate::place::Place;
 
@@ -225,12 +224,13 @@ impl<'a> Archive<'a> {
         options: &'a BucketOptions,
     ) -> Result<Self, JournalError> {
         // In this order, because objects are copied to the archive before they are deleted.
-        let stored = list(journal, options).await?;
+        let stored = list_objects(journal, options).await?;
         let is_short = |size: u64| size == OBJECT_HEADER as u64;
         let longer = stored.iter().filter(|(_, size)| !is_short(**size));
         let mut there: BTreeMap<_, _> = longer.map(|(at, _)| (*at, journal)).collect();
         // No fence belongs into the archive.
-        let archived = list(place, options).await?.into_iter().filter(|(_, size)| !is_short(*size));
+        let archived =
+            list_objects(place, options).await?.into_iter().filter(|(_, size)| !is_short(*size));
         there.extend(archived.map(|(at, _)| (at, place)));
         let mut this = Self { place, options, there, fences: BTreeMap::new() };
         for (at, _) in stored.into_iter().filter(|(_, size)| is_short(*size)) {
@@ -327,16 +327,4 @@ impl<'a> Archive<'a> {
         }
         Some(Position { number: at.number - 1, ..at })
     }
-}
-
-/// Returns the objects of a journal, or of its archive, with their sizes.
-async fn list(
-    place: &Place,
-    options: &BucketOptions,
-) -> Result<BTreeMap<Position, u64>, JournalError> {
-    let (store, root) = (place.store(), place.root());
-    let list = || store.list(Some(root)).try_collect::<Vec<_>>();
-    let listed = ask(place, options, list).await?;
-    let position = |path: &Path| Position::of(path, root);
-    Ok(listed.iter().filter_map(|meta| Some((position(&meta.location)?, meta.size))).collect())
 }

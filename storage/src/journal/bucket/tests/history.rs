@@ -192,13 +192,13 @@ fn a_deletion_that_is_repeated_puts_no_fence_into_the_archive() {
         put_late_fence(&sim, &client, at).await;
         // The answer to the deletion was lost.
         let doomed = [at.path(place(&client).root())];
-        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        journal.shared.archive(&doomed, &archive(&client)).await.unwrap();
         assert_eq!(history(&client, 0).await, Some(((1..=60).collect(), 60)));
         // An object that is not there yet is copied.
         sim.remove(at.path(archive(&client).root()).as_ref()).await;
         let newest = journal.shared.state.lock().unwrap().stored.back().unwrap().at;
         let doomed = [newest.path(place(&client).root())];
-        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        journal.shared.archive(&doomed, &archive(&client)).await.unwrap();
         assert!(sim.names().await.contains(&newest.path(archive(&client).root()).to_string()));
         journal.kill();
     });
@@ -306,4 +306,33 @@ fn reading_a_history_disturbs_no_owner() {
         let view = BucketJournal::view(&nowhere, &options(SyncMode::Always)).await.unwrap();
         assert_eq!((view.end(), view.dropped(), view.epoch()), (0, 0, 0));
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_stay_are_counted_until_the_store_takes_them() {
+    let sim = Sim::new(38);
+    let client = sim.client(0);
+    let recovery = BucketJournal::recover(place(&client), archiving(&client)).await.unwrap();
+    let journal = Running::start(recovery).await.unwrap();
+    let left = || journal.shared.state.lock().unwrap().left();
+    write(&journal, 10, 8).await;
+    assert_eq!(left(), 0);
+    for refusal in [&client.copies_none, &client.keeps] {
+        refusal.store(true, Ordering::SeqCst);
+        let mut before = 0;
+        for _ in 0..3 {
+            journal.flushed(&[0], journal.durable());
+            let lsn = journal.append(&[0], b"more").unwrap();
+            journal.until_durable(lsn).await;
+            eventually("more objects stay", || left() > before).await;
+            before = left();
+        }
+        refusal.store(false, Ordering::SeqCst);
+        eventually("they are gone", || left() == 0).await;
+        let state = journal.shared.state.lock().unwrap();
+        assert!(state.doomed.is_empty() && !state.deleting);
+    }
+    let end = journal.durable();
+    assert_eq!(history(&client, 0).await, Some(((1..=end).collect(), end)));
+    journal.kill();
 }
