@@ -163,6 +163,30 @@ async fn archived_segments_are_kept_for_their_time_whatever_the_clock_does() {
 }
 
 #[tokio::test]
+async fn a_damaged_segment_keeps_none_before_it_in_the_archive() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("archive");
+    let archive = archive_of(&dir, &[1000, 2000, 3000, 4000, 5000]);
+    let segments = || {
+        let listed = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+        let mut segments: Vec<PathBuf> = listed.collect();
+        segments.sort();
+        segments
+    };
+    let all = segments();
+    assert_eq!(all.len(), 5);
+    for damaged in [&all[1], &all[2]] {
+        std::fs::write(damaged, [7; 100]).unwrap();
+    }
+    // A segment knows the times of those before it.
+    for (now_ms, left) in [(13_000, 5), (13_001, 2), (14_001, 1), (99_000, 1)] {
+        let limits = ArchiveLimits { now_ms, kept_ms: 10_000, max_bytes: u64::MAX };
+        prune_archive(&archive, limits).await.unwrap();
+        assert_eq!(segments(), all[5 - left..], "{now_ms}");
+    }
+}
+
+#[tokio::test]
 async fn archived_objects_are_as_old_as_their_store_says() {
     let memory = std::sync::Arc::new(object_store::memory::InMemory::new());
     let archive = Place::within(memory, "archive".into(), "memory");
