@@ -3,6 +3,7 @@
 use super::super::object::{ObjectHeader, Position};
 use super::*;
 use crate::journal::HistoryEnd;
+use crate::journal::record::RecordHeader;
 use object_store::ObjectStoreExt;
 
 fn archive(client: &Arc<Client>) -> Place {
@@ -120,6 +121,49 @@ fn a_gap_in_the_archive_is_noticed() {
         }
         assert_eq!(history(&client, 23).await, None);
         assert_eq!(history(&client, 58).await, Some((vec![59, 60], 60)));
+    });
+}
+
+#[test]
+fn damage_in_the_archive_hides_only_moments_that_need_it() {
+    runtime().block_on(async {
+        let sim = Sim::new(39);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        client.pace.store(1, Ordering::SeqCst);
+        let (root, mut parts) = (archive(&client).root().clone(), 0);
+        for number in 2..=12 {
+            let path = Position { epoch: 2, number }.path(&root);
+            let object = client.get(&path).await.unwrap().bytes().await.unwrap();
+            let (_, records) = ObjectHeader::decode(&object).unwrap();
+            let record = RecordHeader::decode(&records, options(SyncMode::Always).salt).unwrap();
+            assert!(record.lsn > 20);
+            parts += u32::from(record.parts > 1);
+            for kind in ["damaged", "missing"] {
+                if kind == "damaged" {
+                    let mut damaged = object.to_vec();
+                    damaged[20] ^= 1;
+                    client.put(&path, damaged.into()).await.unwrap();
+                } else {
+                    sim.remove(path.as_ref()).await;
+                }
+                let at = format!("{kind} {number}");
+                for after in [record.lsn, record.lsn + 1] {
+                    let all = Some(((after + 1..=60).collect(), 60));
+                    assert_eq!(history(&client, after).await, all, "{at}, behind {after}");
+                }
+                for after in [0, record.lsn - 2, record.lsn - 1] {
+                    let (found, end) = history_end(&client, after).await;
+                    assert!(end.broken.is_some(), "{at}, behind {after}");
+                    if kind == "damaged" {
+                        assert_eq!(end.last, Some(record.lsn - 1), "{at}, behind {after}");
+                        assert_eq!(found, (after + 1..record.lsn).collect::<Vec<_>>(), "{at}");
+                    }
+                }
+            }
+            client.put(&path, object.into()).await.unwrap();
+        }
+        assert!(parts > 1, "a commit has several objects");
     });
 }
 
