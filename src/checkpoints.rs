@@ -4,8 +4,8 @@
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_storage::checkpoint::{
-    Ageing, ArchiveLimits, Catalog, Checkpoint, Retention, branch, oldest_archived_ms,
-    prune_archive, take,
+    Ageing, ArchiveLimits, CANCELLED, Catalog, Checkpoint, Retention, branch, oldest_archived_ms,
+    prune_archive, take_unless,
 };
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::place::Place;
@@ -93,24 +93,31 @@ async fn take_for(node: &Arc<Node>, purpose: Purpose) -> Taken {
 
 /// Creates the data directory `to` from the current data; both share the files with rows.
 pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
-    branch_for(node, to, Purpose::Keeping).await.map(drop)
+    let taken = take_to_branch(node, Purpose::Keeping).await?;
+    check_records(node, &taken).map_err(|what| {
+        format!("{what}: `flagstone branch --checkpoint {}` has the memory for that", taken.id)
+    })?;
+    branch_from(node, &taken, to).await
 }
 
 /// Creates the data directory `to` from the data at one record, whose lsn is returned. No checkpoint is
-/// left of it.
+/// left of it, whether it can be created or not.
 pub async fn branch_at(node: &Arc<Node>, to: Place) -> Result<Lsn, String> {
-    let taken = branch_for(node, to, Purpose::Passing).await?;
+    let taken = take_to_branch(node, Purpose::Passing).await?;
+    let made = match check_records(node, &taken) {
+        Ok(()) => branch_from(node, &taken, to).await,
+        Err(what) => Err(what),
+    };
     let source = &node.checkpoints.source;
     if let Err(error) = Catalog::of(&source.store).remove(&source.engines(), &taken).await {
         tracing::warn!(id = taken.id, "a checkpoint cannot be removed: {error:#}");
     }
-    Ok(taken.lsn)
+    made.map(|()| taken.lsn)
 }
 
-async fn branch_for(node: &Arc<Node>, to: Place, purpose: Purpose) -> Taken {
-    let store = node.checkpoints.source.store.clone();
-    let is_remote = store.dir().is_none();
-    if is_remote {
+/// Takes the checkpoint from which a branch is made.
+async fn take_to_branch(node: &Arc<Node>, purpose: Purpose) -> Taken {
+    if is_remote(node) {
         let _wanting = Wanting::new(node.clone());
         let (begun, end) = (Instant::now(), node.journal.end());
         // Deleted rows leave records behind, too.
@@ -122,18 +129,27 @@ async fn branch_for(node: &Arc<Node>, to: Place, purpose: Purpose) -> Taken {
         }
     }
     let taken = take_for(node, purpose).await;
-    let taken = taken.map_err(|what| format!("no checkpoint: {what}"))?;
-    if is_remote && taken.record_bytes > BRANCH_RECORDS {
-        return Err(format!(
-            "{} bytes of records have come faster than the shards take them: \
-             `flagstone branch --checkpoint {}` has the memory for that",
-            taken.record_bytes, taken.id
-        ));
+    taken.map_err(|what| format!("no checkpoint: {what}"))
+}
+
+fn is_remote(node: &Node) -> bool {
+    node.checkpoints.source.store.dir().is_none()
+}
+
+/// Returns an error if a checkpoint has more records than a branch in a bucket may replay.
+fn check_records(node: &Node, taken: &Checkpoint) -> Result<(), String> {
+    let bytes = taken.record_bytes;
+    match is_remote(node) && bytes > BRANCH_RECORDS {
+        true => Err(format!("{bytes} bytes of records have come faster than the shards take them")),
+        false => Ok(()),
     }
-    let id = taken.id.clone();
+}
+
+async fn branch_from(node: &Node, taken: &Checkpoint, to: Place) -> Result<(), String> {
+    let (store, id) = (node.checkpoints.source.store.clone(), taken.id.clone());
     let making = node.background.spawn(async move { branch(&store, &id, &to).await });
     match making.await {
-        Ok(made) => made.map(|_| taken).map_err(|error| format!("{error:#}")),
+        Ok(made) => made.map(drop).map_err(|error| format!("{error:#}")),
         Err(_) => Err("the server is shutting down".into()),
     }
 }
@@ -157,7 +173,6 @@ impl Drop for Wanting {
 /// Error of a checkpoint that would have, or has, a part of a data set.
 const SHARED: &str = "the shards of a cluster belong to several servers: back up its bucket with the \
     means of the store";
-const CANCELLED: &str = "it was cancelled";
 const PARTIAL: &str = "the data set of a primary is being loaded, and a part of it is there only";
 
 async fn run(node: &Node, purpose: Purpose) -> Taken {
@@ -179,15 +194,7 @@ async fn run(node: &Node, purpose: Purpose) -> Taken {
         return Err(PARTIAL.into());
     }
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
-    let taken = tokio::select! {
-        taken = take(source, max_journal) => taken,
-        () = checkpoints.cancelled() => {
-            // Removes the unfinished checkpoint.
-            let cleaned = catalog.clean(&source.engines()).await;
-            cleaned.and(Err(anyhow::anyhow!(CANCELLED)))
-        }
-    };
-    let taken = match taken {
+    let taken = match take_unless(source, max_journal, checkpoints.cancelled()).await {
         Ok(taken) if node.health.replica.whole_since() != whole => {
             let removed = catalog.remove(&source.engines(), &taken).await;
             removed.and(Err(anyhow::anyhow!(PARTIAL)))

@@ -609,3 +609,25 @@ fn a_checkpoint_that_waits_for_its_turn_can_be_cancelled() {
     drop(client);
     server.end();
 }
+
+#[test]
+fn a_branch_for_a_replica_leaves_no_checkpoint_whether_it_is_made_or_not() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    assert_eq!(client.ask("SET key value"), "+OK");
+    let source = &server.node.checkpoints.source;
+    let dir = source.store.dir().unwrap();
+    let branched = |to: PathBuf| {
+        let to = Place::local(to).unwrap();
+        server.background.block_on(crate::checkpoints::branch_at(&server.node, to))
+    };
+    // The data is in the way.
+    for _ in 0..2 {
+        branched(dir.to_owned()).unwrap_err();
+    }
+    branched(dir.with_file_name("branch")).unwrap();
+    let left = server.background.block_on(Catalog::of(&source.store).list()).unwrap();
+    assert!(left.is_empty(), "{left:?}");
+    drop(client);
+    server.end();
+}

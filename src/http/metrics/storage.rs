@@ -31,7 +31,7 @@ fn put_journal(text: &mut MetricsText, running: &LoadedServer) {
         .value(node.config.settings().journal_max_size);
     text.gauge("journal_segments", "Segments that hold records.").value(stats.segments);
     text.gauge("journal_spare_segments", "Segments that are prepared.").value(stats.spares);
-    text.gauge("journal_unarchived_segments", "Segments that the archive did not take yet.")
+    text.gauge("journal_unarchived_segments", "Dropped segments or objects that stay.")
         .value(stats.left);
     text.gauge("journal_waiting_bytes", "Bytes in memory that wait for a remote store.")
         .value(stats.waiting_bytes);

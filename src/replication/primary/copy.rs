@@ -14,11 +14,11 @@ use flagstone_commands::generic::old_payload_of;
 use flagstone_commands::{Ctx, DataSettings, Stop};
 use flagstone_rdb::dump_functions;
 use flagstone_rdb::file::{FOOTER_LEN, Output};
-use flagstone_storage::checkpoint::{COPYING, offline_options};
+use flagstone_storage::checkpoint::{COPYING, discard_branch, offline_options};
 use flagstone_storage::directory::{Directory, Location};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::partition::Partition;
-use flagstone_storage::place::{Place, remove_tree};
+use flagstone_storage::place::Place;
 use flagstone_storage::scan::Cursor;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -69,9 +69,7 @@ pub(super) async fn make(
     }
     let store = node.checkpoints.source.store.join(COPYING);
     let made = make_in(&node, &store, with_length, &to).await;
-    if let Err(error) = remove_tree(&store).await {
-        tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
-    }
+    remove(&node, &store).await;
     drop(turn);
     // A slow replica lets others go on.
     let made = match made {
@@ -90,12 +88,16 @@ pub(super) async fn make(
 pub(crate) async fn clean(node: &Node) {
     // A replica may ask for a data set already.
     let _turn = node.followers.copying.lock().await;
-    let store = node.checkpoints.source.store.join(COPYING);
-    if let Err(error) = remove_tree(&store).await {
-        tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
-    }
+    remove(node, &node.checkpoints.source.store.join(COPYING)).await;
     // Usually there is none.
     let _ = fs::remove_file(copy_file(&node.config.settings()));
+}
+
+/// Removes the branch from which a data set was made, whole or not.
+async fn remove(node: &Node, store: &Place) {
+    if let Err(error) = discard_branch(&node.checkpoints.source.engines(), store).await {
+        tracing::warn!("the copy of the data for a replica cannot be removed: {error:#}");
+    }
 }
 
 fn copy_file(settings: &Settings) -> PathBuf {
@@ -116,7 +118,7 @@ async fn make_in(
     with_length: bool,
     to: &mpsc::Sender<DataPart>,
 ) -> Result<Option<File>> {
-    remove_tree(store).await?;
+    discard_branch(&node.checkpoints.source.engines(), store).await?;
     let lsn = branch_at(node, store.clone()).await.map_err(|what| anyhow!(what))?;
     send(to, DataPart::At(lsn)).await?;
     let (.., selected) = node.followers.reached(lsn).await.context("the stream has ended")?;

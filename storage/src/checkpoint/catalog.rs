@@ -5,16 +5,21 @@ use super::scratch::Scratch;
 use super::{CHECKPOINTS, Checkpoint, Retention, read_description};
 use crate::directory::remove_staged;
 use crate::engine::Engine;
-use crate::place::{Place, names, put, read, remove_dir, remove_tree};
+use crate::place::{Place, names, put, read, remove_tree};
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
-use object_store::ObjectStoreExt;
+use object_store::{Error, ObjectStoreExt};
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Suffix of the directories of records that a backup copies.
+/// Part of the names of directories of records that a backup copies, behind the id of its checkpoint.
 const HISTORY: &str = ".history";
+
+/// Returns the id of the checkpoint whose backup has made a directory; `None`: no backup has made it.
+fn history_of(name: &str) -> Option<&str> {
+    name.split_once(HISTORY).map(|(id, _)| id)
+}
 
 /// The checkpoints of a data directory.
 #[derive(Clone, Debug)]
@@ -53,10 +58,11 @@ impl Catalog {
         Ok((scratch.path().to_owned(), Some(scratch)))
     }
 
-    /// Returns the directory in which a backup gathers the records before a checkpoint, if it is a
-    /// local directory.
+    /// Returns a directory in which a backup gathers the records before a checkpoint, if it is a
+    /// local directory. Each one is another: several backups may copy a checkpoint at the same time.
     pub(super) fn history(&self, id: &str) -> Option<PathBuf> {
-        self.place.dir().map(|dir| dir.join(format!("{id}{HISTORY}")))
+        let name = format!("{id}{HISTORY}-{:016x}", rand::random::<u64>());
+        self.place.dir().map(|dir| dir.join(name))
     }
 
     /// Returns all checkpoints, oldest first.
@@ -107,7 +113,22 @@ impl Catalog {
 
     /// Writes a description: from then on the checkpoint exists.
     pub(super) async fn publish(&self, checkpoint: &Checkpoint) -> Result<()> {
-        put(&self.description(&checkpoint.id), crate::checked::to_vec(checkpoint)?).await
+        let described = crate::checked::to_vec(checkpoint)?;
+        let written = put(&self.description(&checkpoint.id), described).await;
+        if written.is_err() {
+            // The place may have it nevertheless, and what belongs to it is about to be removed.
+            let _ = self.withdraw(&checkpoint.id).await;
+        }
+        written
+    }
+
+    async fn withdraw(&self, id: &str) -> Result<()> {
+        let place = self.description(id);
+        match place.store().delete(place.root()).await {
+            Ok(()) => self.place.dir().map_or(Ok(()), super::sync_dir),
+            Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("deleting {place}")),
+        }
     }
 
     /// Removes checkpoints beyond the retention, except those in use, and returns the ids of the
@@ -148,36 +169,52 @@ impl Catalog {
             engine.drop_checkpoint(&shard.id).await?;
         }
         remove_tree(&self.records(&checkpoint.id)).await?;
-        if let Some(dir) = self.history(&checkpoint.id) {
-            remove_dir(&dir)?;
+        if place.dir().is_some() {
+            // No backup copies it, so these are of backups that were killed.
+            let (_, dirs) = names(&self.place).await?;
+            for name in dirs.iter().filter(|name| history_of(name) == Some(&checkpoint.id)) {
+                remove_tree(&self.place.join(name)).await?;
+            }
         }
         Ok(true)
     }
 
-    /// Removes the remains of checkpoints that were never finished, or were being removed. No
-    /// checkpoint may be in the making.
+    /// Removes the remains of checkpoints that were never finished, or were being removed, and releases the files
+    /// kept for branches that are gone. No checkpoint may be in the making.
     pub async fn clean(&self, engines: &[Engine]) -> Result<()> {
-        let there = self.list().await?;
-        let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
-        for name in names(&self.place).await?.1 {
-            // A backup that copies a checkpoint has its history beside it.
-            let id = name.strip_suffix(HISTORY).unwrap_or(&name);
-            if !ids.contains(id) {
-                remove_tree(&self.place.join(&name)).await?;
-            }
-        }
+        self.tidy(engines, None).await?;
         if let Some(dir) = self.place.dir().filter(|dir| dir.is_dir()) {
             remove_staged(dir).with_context(|| format!("cleaning {}", dir.display()))?;
         }
-        let cleaning = engines.iter().enumerate().map(|(shard, engine)| {
+        try_join_all(engines.iter().map(Engine::drop_branches)).await?;
+        Ok(())
+    }
+
+    /// Removes the remains of checkpoints that were never finished, or were being removed: records, and
+    /// checkpoints of engines that no description names. `newest` is named, whatever the place lists. No
+    /// checkpoint may be in the making.
+    pub(super) async fn tidy(&self, engines: &[Engine], newest: Option<&Checkpoint>) -> Result<()> {
+        let mut there = self.list().await?;
+        there.extend(newest.cloned());
+        let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
+        for name in names(&self.place).await?.1 {
+            let of_backup = history_of(&name);
+            let is_known = ids.contains(of_backup.unwrap_or(&name));
+            // A backup that copies a checkpoint has a lock on it, and its history beside it.
+            let unused = match of_backup.filter(|_| is_known) {
+                Some(id) => self.description(id).dir().map(try_lock).transpose()?.flatten(),
+                None => None,
+            };
+            if !is_known || unused.is_some() {
+                remove_tree(&self.place.join(&name)).await?;
+            }
+        }
+        let tidying = engines.iter().enumerate().map(|(shard, engine)| {
             let kept = there.iter().filter_map(|c| c.shards.get(shard)).map(|s| s.id.clone());
             let kept = kept.collect();
-            async move {
-                engine.keep_checkpoints(&kept).await?;
-                engine.drop_branches().await
-            }
+            async move { engine.keep_checkpoints(&kept).await }
         });
-        try_join_all(cleaning).await?;
+        try_join_all(tidying).await?;
         Ok(())
     }
 }

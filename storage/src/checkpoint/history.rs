@@ -229,11 +229,14 @@ fn prune_segments(dir: &Path, limits: ArchiveLimits) -> Result<usize> {
     let mut bytes: u64 = segments.iter().map(|(_, size)| size).sum();
     let mut removed = 0;
     for (at, (path, size)) in segments.iter().enumerate() {
-        // A segment begins with a record that is not older than any record in the segment before
-        // it.
-        let next = segments.get(at + 1).and_then(|(next, _)| segment_begun_ms(&RealDisk, next));
-        let is_old = kept_ms == 0 || next.is_some_and(|begun_ms| begun_ms < since_ms);
-        if bytes <= max_bytes && !is_old {
+        // A segment begins with a record that is not older than any record in the segments before
+        // it. The next one may be damaged: it must not keep those before it for ever.
+        let begun_behind_ms = || {
+            let mut behind = segments[at + 1..].iter();
+            behind.find_map(|(next, _)| segment_begun_ms(&RealDisk, next))
+        };
+        let is_old = || begun_behind_ms().is_some_and(|begun_ms| begun_ms < since_ms);
+        if bytes <= max_bytes && kept_ms != 0 && !is_old() {
             break;
         }
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;

@@ -17,6 +17,8 @@ mod choice;
 mod copy;
 mod history;
 mod image;
+#[cfg(test)]
+mod kept_tests;
 mod restore;
 mod scratch;
 mod stopped;
@@ -42,9 +44,9 @@ pub use copy::{Progress, Quiet};
 pub use history::{oldest_archived_ms, prune_archive};
 pub use image::{Image, ImageFile};
 pub(crate) use restore::branch_state;
-pub use restore::{AsOf, Restored, branch, restore};
+pub use restore::{AsOf, Restored, branch, discard_branch, restore};
 pub use stopped::{offline_options, take_stopped};
-pub use take::{CheckpointSource, SourceEngines, take};
+pub use take::{CANCELLED, CheckpointSource, SourceEngines, take, take_unless};
 
 /// The directory of checkpoints, in a data directory.
 pub const CHECKPOINTS: &str = "checkpoints";

@@ -8,11 +8,13 @@ use super::image::{Image, ImageFile};
 use super::target::TargetDirectory;
 use super::{Catalog, Checkpoint, CheckpointDivision, InUse};
 use crate::directory::{Location, manifest_of};
+use crate::engine::Engine;
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::{BucketJournal, BucketOptions, Extract, LocalJournal, Lsn, Options, RealDisk};
-use crate::place::{Place, admin};
+use crate::place::{Place, admin, remove_tree};
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
+use futures::future::try_join_all;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -128,6 +130,20 @@ pub async fn branch(store: &Place, id: &str, to: &Place) -> Result<Restored> {
     let mut target = TargetDirectory::begin(to).await?;
     let made = target.branch(store, id).await;
     target.end(made).await
+}
+
+/// Removes a branch that nobody uses any more, or what is there of it, and the checkpoints by which the engines of
+/// its parent, which are these, keep files for it.
+///
+/// # Errors
+/// If the store does not answer: the call may be repeated.
+pub async fn discard_branch(engines: &[Engine], branch: &Place) -> Result<()> {
+    let removed = remove_tree(branch).await;
+    // A local branch has links to the files. In a bucket the parent would keep them until its next start.
+    if branch.dir().is_none() {
+        try_join_all(engines.iter().map(|engine| engine.drop_branch(branch.root()))).await?;
+    }
+    removed
 }
 
 /// Makes the data directory `to` from the present state of another one that has no writer, as a

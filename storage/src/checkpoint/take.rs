@@ -9,11 +9,15 @@ use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::{Extract, HoldId, Journal, Lsn, RealDisk};
 use crate::place::{Place, remove_dir};
 use crate::slot::Layout;
-use anyhow::{Context, Result};
-use futures::future::try_join_all;
+use anyhow::{Context, Result, anyhow, bail};
+use futures::future::{pending, try_join_all};
 use std::fs;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
+
+/// Error of a checkpoint that was cancelled.
+pub const CANCELLED: &str = "it was cancelled";
 
 /// Engines, of which there are more once a shard was split.
 #[derive(Clone)]
@@ -74,21 +78,49 @@ impl Drop for CheckpointHold<'_> {
 /// Takes a checkpoint, which has every commit appended before the call. It fails if the journal
 /// grows beyond `max_journal_bytes` meanwhile. Calls must not overlap.
 pub async fn take(source: &CheckpointSource, max_journal_bytes: u64) -> Result<Checkpoint> {
+    take_unless(source, max_journal_bytes, pending()).await
+}
+
+/// The same, unless `cancelled` ends before the checkpoint is whole: the error is [`CANCELLED`] then.
+pub async fn take_unless(
+    source: &CheckpointSource,
+    max_journal_bytes: u64,
+    cancelled: impl Future<Output = ()>,
+) -> Result<Checkpoint> {
     let journal = &*source.journal;
     // Records that the engines have not flushed are in the journal now, and stay there.
     let held = CheckpointHold { journal, id: journal.hold(0, max_journal_bytes) };
     let catalog = Catalog::of(&source.store);
     let created_ms = source.clock.now_ms();
-    let id = unused_id(&catalog, created_ms).await?;
-    let taken = take_held(source, &catalog, &id, created_ms, held.id).await;
+    let mut cancelled = pin!(cancelled);
+    let id = tokio::select! {
+        id = unused_id(&catalog, created_ms) => id?,
+        () = cancelled.as_mut() => bail!(CANCELLED),
+    };
+    let made = tokio::select! {
+        made = take_held(source, &catalog, &id, created_ms, held.id) => made,
+        () = cancelled => Err(anyhow!(CANCELLED)),
+    };
     drop(held);
-    if taken.is_err() {
-        // A directory that cannot be removed now is removed at the next start.
-        let _ = catalog.clean(&source.engines()).await;
+    let taken = match made {
+        // Nothing cuts this off: a description that is written has its checkpoint.
+        Ok(made) => catalog.publish(&made).await.map(|()| made),
+        Err(error) => Err(error),
+    };
+    match &taken {
+        Ok(taken) => {
+            // An engine may have made only now what an earlier checkpoint has waited for in vain.
+            if let Err(error) = catalog.tidy(&source.engines(), Some(taken)).await {
+                tracing::warn!("what is left of earlier checkpoints cannot be removed: {error:#}");
+            }
+        }
+        // What cannot be removed now goes with the next checkpoint, or at the next start.
+        Err(_) => drop(catalog.clean(&source.engines()).await),
     }
     taken
 }
 
+/// Makes everything of a checkpoint but its description.
 async fn take_held(
     source: &CheckpointSource,
     catalog: &Catalog,
@@ -107,7 +139,7 @@ async fn take_held(
             .await
             .context("copying the journal's records")?;
     let division = CheckpointDivision::of(&source.layout);
-    let checkpoint = Checkpoint {
+    Ok(Checkpoint {
         format: CheckpointDivision::format(division.as_ref()),
         id: id.to_owned(),
         created_ms,
@@ -120,9 +152,7 @@ async fn take_held(
         seed: source.layout.seed,
         shards,
         division,
-    };
-    catalog.publish(&checkpoint).await?;
-    Ok(checkpoint)
+    })
 }
 
 /// Records of a checkpoint.

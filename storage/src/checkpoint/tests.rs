@@ -163,6 +163,30 @@ async fn archived_segments_are_kept_for_their_time_whatever_the_clock_does() {
 }
 
 #[tokio::test]
+async fn a_damaged_segment_keeps_none_before_it_in_the_archive() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("archive");
+    let archive = archive_of(&dir, &[1000, 2000, 3000, 4000, 5000]);
+    let segments = || {
+        let listed = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+        let mut segments: Vec<PathBuf> = listed.collect();
+        segments.sort();
+        segments
+    };
+    let all = segments();
+    assert_eq!(all.len(), 5);
+    for damaged in [&all[1], &all[2]] {
+        std::fs::write(damaged, [7; 100]).unwrap();
+    }
+    // A segment knows the times of those before it.
+    for (now_ms, left) in [(13_000, 5), (13_001, 2), (14_001, 1), (99_000, 1)] {
+        let limits = ArchiveLimits { now_ms, kept_ms: 10_000, max_bytes: u64::MAX };
+        prune_archive(&archive, limits).await.unwrap();
+        assert_eq!(segments(), all[5 - left..], "{now_ms}");
+    }
+}
+
+#[tokio::test]
 async fn archived_objects_are_as_old_as_their_store_says() {
     let memory = std::sync::Arc::new(object_store::memory::InMemory::new());
     let archive = Place::within(memory, "archive".into(), "memory");
@@ -176,4 +200,40 @@ async fn archived_objects_are_as_old_as_their_store_says() {
         let limits = ArchiveLimits { now_ms: u64::MAX, kept_ms, max_bytes };
         assert_eq!(prune_archive(&archive, limits).await.unwrap(), removed, "{kept_ms}");
     }
+}
+
+#[tokio::test]
+async fn each_backup_of_a_checkpoint_has_its_history_for_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let catalog = Catalog::of(&Place::local(root.path()).unwrap());
+    let text = r#"{"format": 1, "id": "20261122-040312.123", "created_ms": 20, "lsn": 4, "after": 0,
+        "epoch": 1, "record_bytes": 0, "origin": 1, "seed": 7, "shards": []}"#;
+    let checkpoint = read_description::<Checkpoint>("it", text.as_bytes()).unwrap();
+    catalog.publish(&checkpoint).await.unwrap();
+    let id = checkpoint.id.as_str();
+    let begin = || {
+        let scratch = scratch::Scratch::at(catalog.history(id).unwrap()).unwrap();
+        std::fs::write(scratch.path().join("floor"), b"records").unwrap();
+        scratch
+    };
+    let (_, in_use) = catalog.open(id).await.unwrap();
+    let (one, other) = (begin(), begin());
+    drop(one);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(other.path().join("floor").exists(), "another backup copies it");
+    // That backup is killed, as one of an earlier version was, and one of a checkpoint that is gone.
+    let others = ["20261122-040312.123.history", "20261122-040312.122.history-1"];
+    let others = others.map(|name| root.path().join(CHECKPOINTS).join(name));
+    others.iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let killed = other.path().to_owned();
+    std::mem::forget(other);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(killed.exists() && others[0].exists() && !others[1].exists());
+    drop(in_use);
+    catalog.tidy(&[], None).await.unwrap();
+    assert!(!killed.exists() && !others[0].exists());
+    std::mem::forget(begin());
+    assert!(catalog.remove(&[], &checkpoint).await.unwrap());
+    let left = std::fs::read_dir(root.path().join(CHECKPOINTS)).unwrap().count();
+    assert_eq!(left, 0);
 }

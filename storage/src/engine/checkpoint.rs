@@ -173,6 +173,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Releases the files kept for the branch at `path`, which must not be in use, whether it exists or not.
+    pub(crate) async fn drop_branch(&self, path: &Path) -> Result<()> {
+        let branch = format!("{BRANCH}{path}");
+        self.drop_checkpoints(|name, _| name == branch).await
+    }
+
     /// Releases files of the engine that this one was split from, if it needs none of them any more.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! The end is judged as at a start: records that are known to be durable must lie before it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::disk::{Disk, File};
@@ -30,7 +30,7 @@ pub struct HistoryEnd {
 ///
 /// # Errors
 /// Those of `each`; I/O errors, also of files that are damaged so that they cannot be read. A file in the archive
-/// whose header cannot be read is missing.
+/// that cannot be opened, or whose header cannot be read, is missing.
 pub fn read_history(
     disk: &dyn Disk,
     journal: &Path,
@@ -85,7 +85,7 @@ impl HistoryReader<'_> {
             return Ok(false);
         };
         // The segment may have been dropped meanwhile.
-        while let Some(file) = self.segments.open(chain.number) {
+        while let Some(file) = self.segments.open(chain.number)? {
             let path = self.segments.path(chain.number, &self.floor);
             let failed = |error| JournalError::io("reading", &path, error);
             let mut walk = SegmentWalk::new(&file, self.floor.salt, chain).map_err(failed)?;
@@ -122,14 +122,14 @@ impl HistoryReader<'_> {
 
     /// Returns the damage at which the records end, and an lsn that was durable then, if any was that
     /// they do not reach: as a start would.
-    fn breach(&self) -> Result<Option<(Lsn, JournalError)>, JournalError> {
+    fn breach(&mut self) -> Result<Option<(Lsn, JournalError)>, JournalError> {
         let Some((chain, offset)) = self.at else {
             let head = self.segments.begun().find(|head| head.first_lsn > self.after);
             let number = head.map_or(self.floor.first_segment, |head| head.prev_number.max(1));
             return Ok(Some((Lsn::MAX, self.damage(number, 0))));
         };
         let number = chain.number;
-        let Some(file) = self.segments.open(number) else {
+        let Some(file) = self.segments.open(number)? else {
             return Ok(Some((Lsn::MAX, self.damage(number, 0))));
         };
         let path = self.segments.path(number, &self.floor);
@@ -157,7 +157,7 @@ impl HistoryReader<'_> {
     /// Returns an lsn behind the end of the chain that was durable; the greatest of all if it is not
     /// known which; `None`: the bytes there are a torn tail.
     fn durable_behind(
-        &self,
+        &mut self,
         chain: SegmentChain,
         offset: u64,
         file: &Arc<dyn File>,
@@ -176,16 +176,18 @@ impl HistoryReader<'_> {
                 return Ok(Some(next.durable));
             }
         }
-        let path_of = |number| self.segments.path(number, &self.floor);
-        let failed = |error| JournalError::io("reading", &path_of(number), error);
-        let mut durable = remains(file, salt, offset).map_err(failed)?.durable;
-        for other in self.segments.numbers_behind(number) {
+        let failed = |path: PathBuf| move |error| JournalError::io("reading", &path, error);
+        let path = self.segments.path(number, &self.floor);
+        let mut durable = remains(file, salt, offset).map_err(failed(path))?.durable;
+        let others: Vec<u64> = self.segments.numbers_behind(number).collect();
+        for other in others {
             if durable > chain.last {
                 break;
             }
-            let Some(file) = self.segments.open(other) else { continue };
-            let failed = |error| JournalError::io("reading", &path_of(other), error);
-            durable = durable.max(remains(&file, salt, FIRST_RECORD).map_err(failed)?.durable);
+            let Some(file) = self.segments.open(other)? else { continue };
+            let path = self.segments.path(other, &self.floor);
+            let found = remains(&file, salt, FIRST_RECORD).map_err(failed(path))?;
+            durable = durable.max(found.durable);
         }
         Ok((durable > chain.last).then_some(durable))
     }
@@ -204,7 +206,7 @@ impl HistoryReader<'_> {
             Some((first..now.first_segment).contains(&number))
         };
         let reason = if let Some(why) = self.segments.unreadable(number) {
-            format!("it cannot be read: {why}")
+            unreadable(why)
         } else if self.segments.has(number) {
             "its header is damaged, or it is not the segment that was there".to_owned()
         } else if let Some(why) = self.segments.trouble.as_ref().filter(|_| number < first) {
@@ -240,14 +242,16 @@ pub fn check_archive(
     tell: &mut dyn FnMut(String),
 ) -> Result<u64, JournalError> {
     let Some(floor) = JournalFloor::read(disk, journal)? else { return Ok(0) };
-    let segments = SegmentShelf::new(disk, journal, archive, floor.salt)?;
+    let mut segments = SegmentShelf::new(disk, journal, archive, floor.salt)?;
     segments.trouble.iter().for_each(|why| tell(why.clone()));
     for (path, what) in segments.headless(..floor.first_segment) {
         tell(format!("{}: {what}", path.display()));
     }
     let mut before: Option<(SegmentChain, u64)> = None;
     let mut checked = 0;
-    for head in segments.begun().take_while(|head| head.number <= floor.first_segment) {
+    let begun = segments.begun().take_while(|head| head.number <= floor.first_segment);
+    let begun: Vec<SegmentHeader> = begun.copied().collect();
+    for head in &begun {
         let entered = before.and_then(|(chain, _)| chain.enter(head));
         if let (Some(end), None) = (before, entered) {
             gap(&segments, &floor, end, head).into_iter().for_each(&mut *tell);
@@ -256,8 +260,15 @@ pub fn check_archive(
         if head.number == floor.first_segment {
             break;
         }
-        let Some(file) = segments.open(head.number) else { continue };
+        let opened = segments.open(head.number)?;
         let path = segments.path(head.number, &floor);
+        let Some(file) = opened else {
+            // One that is gone is missed when the next one is entered.
+            if let Some(why) = segments.unreadable(head.number) {
+                tell(format!("{}: {}", path.display(), unreadable(why)));
+            }
+            continue;
+        };
         let failed = |error| JournalError::io("reading", &path, error);
         let chain = entered.unwrap_or_else(|| SegmentChain::head(head));
         let mut walk = SegmentWalk::new(&file, floor.salt, chain).map_err(failed)?;
@@ -266,6 +277,10 @@ pub fn check_archive(
         checked += 1;
     }
     Ok(checked)
+}
+
+fn unreadable(why: &str) -> String {
+    format!("it cannot be read: {why}")
 }
 
 /// Describes why a segment does not go on from the one before it; `None`: that was told, or no record is

@@ -176,7 +176,8 @@ pub struct JournalStats {
     pub segments: usize,
     /// Number of prepared segments.
     pub spares: usize,
-    /// Number of dropped segments that the archive did not take yet.
+    /// Number of dropped segments that the archive did not take yet. In a bucket: of dropped objects, while the store
+    /// refuses to archive or delete them.
     pub left: usize,
     /// Bytes in use in all segments.
     pub bytes: u64,

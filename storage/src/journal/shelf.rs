@@ -89,9 +89,10 @@ impl<'a> SegmentShelf<'a> {
         let is_archived = dir == self.archive;
         let read = match self.disk.open(&path) {
             Ok(file) => SegmentHeader::read(&*file, number),
-            Err(error) if is_archived && !is_no_segment(&error) => Err(error),
             // It may have been moved, or be no file.
-            Err(_) => return Ok(()),
+            Err(error) if is_no_segment(&error) => return Ok(()),
+            Err(error) if is_archived => Err(error),
+            Err(error) => return Err(JournalError::io("opening", &path, error)),
         };
         let head = match read {
             Ok(FoundHeader::Valid(head)) if head.salt == self.salt => ShelfHead::Begun(head),
@@ -160,12 +161,31 @@ impl<'a> SegmentShelf<'a> {
         self.found.get(&number).map_or_else(|| segment_path(home, number), |file| file.path.clone())
     }
 
-    /// Opens a segment; `None`: it is not there any more, or not in an archive that can be read.
-    pub(super) fn open(&self, number: u64) -> Option<Arc<dyn File>> {
-        let ShelfFile { path, .. } = self.found.get(&number)?;
-        // It may have moved to the archive meanwhile.
-        let archived = || self.disk.open(&segment_path(self.archive, number));
-        self.disk.open(path).or_else(|_| archived()).ok()
+    /// Opens a segment; `None`: it is not there any more, or it is in the archive and cannot be read, as
+    /// [`unreadable`](Self::unreadable) says from then on.
+    ///
+    /// # Errors
+    /// If it is in the journal, and cannot be opened.
+    pub(super) fn open(&mut self, number: u64) -> Result<Option<Arc<dyn File>>, JournalError> {
+        let Some(found) = self.found.get(&number) else { return Ok(None) };
+        let (mut path, archived) = (found.path.clone(), segment_path(self.archive, number));
+        let mut opened = self.disk.open(&path);
+        if matches!(&opened, Err(error) if is_no_segment(error)) && path != archived {
+            // It may have moved to the archive meanwhile.
+            path = archived.clone();
+            opened = self.disk.open(&path);
+        }
+        match opened {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_no_segment(&error) => Ok(None),
+            Err(error) if path == archived => {
+                // Nothing is known of its contents: it is not said to be damaged.
+                let head = ShelfHead::Unreadable(error.to_string());
+                self.found.insert(number, ShelfFile { path, head });
+                Ok(None)
+            }
+            Err(error) => Err(JournalError::io("opening", &path, error)),
+        }
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;
 pub(crate) use real::real_path;
-pub(crate) use requests::{AskLimits, StoreAway, ask};
+pub(crate) use requests::{AskLimits, StoreAway, ask, ask_pages};
 pub(crate) use shared::{SHARED, Share, Shares, beside};
 
 use anchored::Anchored;

@@ -14,12 +14,17 @@ use std::time::Duration;
 /// Time limit for the whole check.
 const LIMIT: Duration = Duration::from_secs(15);
 
+/// Error of a store in which objects stay.
+const UNDELETABLE: &str = "it does not delete objects: allow the credentials that, and lift a retention policy of the \
+    bucket";
+
 /// Number of concurrent creators of the same object.
 const RIVALS: u8 = 4;
 
 impl Place {
-    /// Proves that the store answers, that it accepts the credentials, that its bucket exists, and
-    /// that of several creators of an object only one succeeds. Costs about ten requests.
+    /// Proves that the store answers, that it accepts the credentials, that its bucket exists, that
+    /// of several creators of an object only one succeeds, and that objects can be deleted. Costs about
+    /// ten requests.
     ///
     /// # Errors
     /// The problem and its remedy, in a line, within seconds.
@@ -29,21 +34,26 @@ impl Place {
         let checked = tokio::time::timeout(LIMIT, async {
             self.creates_once(&one).await?;
             self.creates_for_one(&many).await?;
-            anyhow::Ok(())
+            self.deletes([&one, &many]).await
         });
         let checked = checked.await.unwrap_or_else(|_| {
             Err(anyhow!("it has not answered within {} seconds", LIMIT.as_secs()))
         });
         // Remaining objects are small, and never read.
-        let cleaning = join_all([&one, &many].map(|path| self.delete(path)));
-        if checked.is_ok() {
-            let _ = tokio::time::timeout(LIMIT, cleaning).await;
-        }
         checked.with_context(|| format!("the store {self} cannot be used"))
     }
 
-    async fn delete(&self, path: &Path) -> object_store::Result<()> {
-        self.store.delete(path).await
+    /// Checks that objects can be deleted: all that is dropped or merged would stay otherwise, and starts would in
+    /// the end take too long.
+    async fn deletes(&self, paths: [&Path; 2]) -> Result<()> {
+        for outcome in join_all(paths.map(|path| self.store.delete(path))).await {
+            match outcome {
+                // An attempt whose answer was lost has deleted it.
+                Ok(()) | Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(explain(&error).context(UNDELETABLE)),
+            }
+        }
+        Ok(())
     }
 
     async fn create(&self, path: &Path, content: u8) -> object_store::Result<()> {

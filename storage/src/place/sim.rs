@@ -89,8 +89,14 @@ pub(crate) struct Client {
     lives: AtomicU64,
     /// Suffix of paths whose puts fail.
     pub(crate) refused: Mutex<Option<String>>,
+    /// Suffix of paths whose puts arrive, and fail.
+    pub(crate) unanswered: Mutex<Option<String>>,
     /// Suffix of paths that listings leave out, as those of a directory that changes meanwhile may.
     pub(crate) overlooked: Mutex<Option<String>>,
+    /// True while deletions are refused, ...
+    pub(crate) keeps: AtomicBool,
+    /// ... and while copies are.
+    pub(crate) copies_none: AtomicBool,
     /// True while puts fail for good: who puts gives up.
     pub(crate) breaks: AtomicBool,
     pub(crate) puts: AtomicU64,
@@ -192,7 +198,10 @@ impl Sim {
             dead: AtomicBool::new(false),
             lives: AtomicU64::new(u64::MAX),
             refused: Mutex::default(),
+            unanswered: Mutex::default(),
             overlooked: Mutex::default(),
+            keeps: AtomicBool::new(false),
+            copies_none: AtomicBool::new(false),
             breaks: AtomicBool::new(false),
             puts: AtomicU64::new(0),
             gets: AtomicU64::new(0),
@@ -421,6 +430,10 @@ fn broken() -> Error {
     Error::Generic { store: "sim", source: "the connection broke".into() }
 }
 
+fn denied(path: &Path) -> Error {
+    Error::PermissionDenied { path: path.to_string(), source: "it is not allowed".into() }
+}
+
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Client")
@@ -450,6 +463,11 @@ impl ObjectStore for Client {
         let refused = self.refused.lock().unwrap().clone();
         if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
             self.step().await;
+            return Err(broken());
+        }
+        let unanswered = self.unanswered.lock().unwrap().clone();
+        if unanswered.is_some_and(|end| location.as_ref().ends_with(&end)) {
+            let _ = self.sim.arrive(location, payload, options).await;
             return Err(broken());
         }
         let (sim, to, put) = (self.sim.clone(), location.clone(), (payload, options));
@@ -508,6 +526,9 @@ impl ObjectStore for Client {
             async move {
                 let location = location?;
                 let Some(client) = client.upgrade() else { return Err(broken()) };
+                if client.keeps.load(Ordering::SeqCst) {
+                    return Err(denied(&location));
+                }
                 let objects = client.sim.objects.clone();
                 let name = format!("delete {location}");
                 let deleted = location.clone();
@@ -551,6 +572,9 @@ impl ObjectStore for Client {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        if self.copies_none.load(Ordering::SeqCst) {
+            return Err(denied(to));
+        }
         self.sim.objects.copy_opts(from, to, options).await
     }
 }

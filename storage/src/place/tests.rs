@@ -188,6 +188,17 @@ async fn a_store_that_creates_what_exists_is_refused() {
 }
 
 #[tokio::test]
+async fn a_store_that_deletes_nothing_is_refused() {
+    let client = super::sim::Sim::new(1).client(0);
+    client.keeps.store(true, std::sync::atomic::Ordering::SeqCst);
+    let place = Place::within(client.clone(), Path::from("x"), "sim:");
+    let error = format!("{:#}", place.preflight().await.expect_err("it keeps them"));
+    assert!(error.contains("does not delete objects"), "{error}");
+    client.keeps.store(false, std::sync::atomic::Ordering::SeqCst);
+    place.preflight().await.expect("it deletes");
+}
+
+#[tokio::test]
 async fn a_store_that_keeps_to_conditions_is_left_as_it_was() {
     let place = Place::parse("memory:x").expect("memory");
     place.preflight().await.expect("it creates once");

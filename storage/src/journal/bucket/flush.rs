@@ -64,7 +64,14 @@ enum Done {
     Landed(Position, BootTime),
     /// The journal has failed.
     Lost(String),
-    Deleted(Vec<Path>, bool),
+    Deleted(Deletion),
+}
+
+/// The outcome of a deletion.
+struct Deletion {
+    objects: Vec<Path>,
+    /// Description of the failure, and its remedy: some objects may be left.
+    refusal: Option<String>,
 }
 
 impl BucketShared {
@@ -99,17 +106,12 @@ impl BucketShared {
                     self.landed(at, since);
                 }
                 Some(Done::Lost(reason)) => return self.fail(reason),
-                Some(Done::Deleted(doomed, deleted)) => {
+                Some(Done::Deleted(deletion)) => {
                     deleting = false;
-                    let mut state = lock(&self.state);
-                    state.deleting = false;
-                    if !deleted {
+                    if deletion.refusal.is_some() {
                         delete_from = Instant::now() + DELETE_PAUSE;
-                        state.doomed_records = true;
-                        state.doomed.extend(doomed);
                     }
-                    drop(state);
-                    self.progress.notify_all();
+                    self.deleted(deletion);
                 }
                 None => {}
             }
@@ -411,26 +413,75 @@ impl BucketShared {
         (some > 0).then(|| state.doomed.drain(..some).collect())
     }
 
-    /// Deletes objects; `false` if some may be left.
+    /// Copies objects to the archive, if there is one, and deletes them.
     async fn delete(&self, doomed: Vec<Path>) -> Done {
+        let place = &self.place;
         if let Some(archive) = &self.options.archive
-            && !self.archive(&doomed, archive).await
+            && let Err(reason) = self.archive(&doomed, archive).await
         {
-            return Done::Deleted(doomed, false);
+            let refusal = format!(
+                "dropped objects of the journal {place} cannot be copied to its archive {archive}: {reason}. They \
+                 stay, each start takes longer, and `restore --as-of` lacks them, until the credentials may write there"
+            );
+            return Done::Deleted(Deletion { objects: doomed, refusal: Some(refusal) });
         }
         let paths = stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
-        let outcomes = self.place.store().delete_stream(paths).collect::<Vec<_>>();
-        let outcomes = tokio::time::timeout(DELETE_LIMIT, outcomes).await;
-        let is_gone =
-            |outcome: &Result<Path, Error>| matches!(outcome, Ok(_) | Err(Error::NotFound { .. }));
-        let deleted = outcomes.is_ok_and(|outcomes| outcomes.iter().all(is_gone));
-        Done::Deleted(doomed, deleted)
+        let outcomes = place.store().delete_stream(paths).collect::<Vec<_>>();
+        let reason = match tokio::time::timeout(DELETE_LIMIT, outcomes).await {
+            Ok(outcomes) => outcomes.iter().find_map(|outcome| failure(outcome.as_ref().err()?)),
+            Err(_) => Some(silence()),
+        };
+        let refusal = reason.map(|reason| {
+            format!(
+                "dropped objects of the journal {place} cannot be deleted: {reason}. They stay, and each start takes \
+                 longer, until the credentials may delete there, and no retention policy of the bucket forbids it"
+            )
+        });
+        Done::Deleted(Deletion { objects: doomed, refusal })
+    }
+
+    /// Notes the outcome of a deletion, and logs the first failure, and when it has ended for all objects.
+    fn deleted(&self, Deletion { objects, refusal }: Deletion) {
+        let mut state = lock(&self.state);
+        state.deleting = false;
+        let was_refused = !state.refused.is_empty();
+        if let Some(refusal) = refusal {
+            state.doomed_records = true;
+            state.refused.extend(objects.iter().cloned());
+            // The others are deleted before they are tried again.
+            state.doomed.extend(objects);
+            if !was_refused {
+                tracing::warn!(objects = state.left(), "{refusal}");
+            }
+        } else {
+            for path in &objects {
+                state.refused.remove(path);
+            }
+            if was_refused && state.refused.is_empty() {
+                let place = &self.place;
+                tracing::info!(%place, "dropped objects of the journal are deleted again");
+            }
+        }
+        drop(state);
+        self.progress.notify_all();
     }
 }
 
+/// Describes the failure of a request for a dropped object; `None`: an earlier attempt has removed it.
+fn failure(error: &Error) -> Option<String> {
+    (!matches!(error, Error::NotFound { .. })).then(|| cause(error))
+}
+
+fn silence() -> String {
+    format!("it has not answered within {} s", DELETE_LIMIT.as_secs())
+}
+
 impl BucketShared {
-    /// Has the store copy objects to the archive; returns false if some may be missing there.
-    pub(super) async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
+    /// Has the store copy objects to the archive.
+    ///
+    /// # Errors
+    /// If some may be missing there: the reason of one of them.
+    pub(super) async fn archive(&self, doomed: &[Path], archive: &Place) -> Result<(), String> {
         let root = self.place.root();
         let mut copies = Vec::with_capacity(doomed.len());
         for path in doomed {
@@ -443,12 +494,15 @@ impl BucketShared {
             }
         }
         let mut outcomes = stream::iter(copies).buffer_unordered(COPIES);
-        let mut is_whole = true;
+        let mut reason = None;
         while let Some(outcome) = outcomes.next().await {
-            // An earlier attempt may have removed it.
-            is_whole &= matches!(outcome, Ok(Ok(()) | Err(Error::NotFound { .. })));
+            reason = match outcome {
+                Ok(Ok(())) => reason,
+                Ok(Err(error)) => reason.or_else(|| failure(&error)),
+                Err(_) => reason.or_else(|| Some(silence())),
+            };
         }
-        is_whole
+        reason.map_or(Ok(()), Err)
     }
 }
 

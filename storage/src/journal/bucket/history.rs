@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use object_store::path::Path;
 
+use super::super::record::{HEADER, RecordHeader};
 use super::super::{HistoryEnd, JournalError, Lsn, Record, Recovered};
 use super::object::{OBJECT_HEADER, ObjectHeader, Position};
 use super::read::{Reader, Trouble};
-use super::requests::{ask, read_object};
+use super::requests::{list_objects, read_object};
 use super::{BucketJournal, BucketOptions, BucketRecovery};
 use crate::place::Place;
 
@@ -225,12 +226,13 @@ impl<'a> Archive<'a> {
         options: &'a BucketOptions,
     ) -> Result<Self, JournalError> {
         // In this order, because objects are copied to the archive before they are deleted.
-        let stored = list(journal, options).await?;
+        let stored = list_objects(journal, options).await?;
         let is_short = |size: u64| size == OBJECT_HEADER as u64;
         let longer = stored.iter().filter(|(_, size)| !is_short(**size));
         let mut there: BTreeMap<_, _> = longer.map(|(at, _)| (*at, journal)).collect();
         // No fence belongs into the archive.
-        let archived = list(place, options).await?.into_iter().filter(|(_, size)| !is_short(*size));
+        let archived =
+            list_objects(place, options).await?.into_iter().filter(|(_, size)| !is_short(*size));
         there.extend(archived.map(|(at, _)| (at, place)));
         let mut this = Self { place, options, there, fences: BTreeMap::new() };
         for (at, _) in stored.into_iter().filter(|(_, size)| is_short(*size)) {
@@ -265,8 +267,8 @@ impl<'a> Archive<'a> {
         Ok(header.is_some_and(|(header, _)| header.published >= fence.number))
     }
 
-    /// Returns the objects before `first`, newest first, back to one that has nothing behind
-    /// `after`; or the one that is missing before them.
+    /// Returns the objects before `first`, newest first, back to one with which the records behind `after` may
+    /// begin; or the one that is missing before them.
     async fn before(
         &self,
         first: Position,
@@ -291,14 +293,29 @@ impl<'a> Archive<'a> {
         while let Some(((at, place), object)) = gets.try_next().await? {
             let Some(object) = object else { return Ok(Err(at)) };
             found.push((at, place));
-            // One that is damaged ends the history where it is read: what is before it is still there. An object
-            // that ends with `after` may hold the beginning of the next commit.
-            if ObjectHeader::decode(&object).is_ok_and(|(header, _)| header.last < after) {
+            // One that is damaged ends the history where it is read: what is before it is still there.
+            if self.may_begin(at, &object, after) {
                 return Ok(Ok(found));
             }
         }
         let oldest = found.last().map_or(first, |(at, _)| *at);
         Ok(self.predecessor(oldest).map_or(Ok(found), Err))
+    }
+
+    /// Returns true if no object before this one is needed for the records behind `after`. So one that is damaged
+    /// or missing hides no moment for which it is not needed.
+    fn may_begin(&self, at: Position, object: &Bytes, after: Lsn) -> bool {
+        let Ok((header, records)) = ObjectHeader::decode(object) else { return false };
+        if header.at != at || header.salt != self.options.salt {
+            return false;
+        }
+        // An object that ends with `after` may hold the beginning of the next commit.
+        let is_empty = records.len() < HEADER;
+        let first = (!is_empty).then(|| RecordHeader::decode(&records, self.options.salt));
+        let begins = first
+            .flatten()
+            .is_some_and(|first| first.lsn <= after || (first.lsn == after + 1 && first.part == 1));
+        header.last < after || begins
     }
 
     /// Returns the objects before `first`, the newest first, and those that are missing between them,
@@ -327,16 +344,4 @@ impl<'a> Archive<'a> {
         }
         Some(Position { number: at.number - 1, ..at })
     }
-}
-
-/// Returns the objects of a journal, or of its archive, with their sizes.
-async fn list(
-    place: &Place,
-    options: &BucketOptions,
-) -> Result<BTreeMap<Position, u64>, JournalError> {
-    let (store, root) = (place.store(), place.root());
-    let list = || store.list(Some(root)).try_collect::<Vec<_>>();
-    let listed = ask(place, options, list).await?;
-    let position = |path: &Path| Position::of(path, root);
-    Ok(listed.iter().filter_map(|meta| Some((position(&meta.location)?, meta.size))).collect())
 }

@@ -16,7 +16,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -161,6 +161,8 @@ struct BucketState {
     doomed_records: bool,
     /// True while some of those are being deleted.
     deleting: bool,
+    /// Those that the store has refused to delete, or to copy to the archive, and not deleted since.
+    refused: BTreeSet<Path>,
     /// Time of the last put.
     put_at: Instant,
     /// Time at which an object was stored last.
@@ -354,6 +356,12 @@ impl BucketState {
         self.ended && !self.deleting && self.doomed.is_empty()
     }
 
+    /// Returns the number of objects that are to be deleted while the store refuses that; else 0.
+    fn left(&self) -> usize {
+        // Those of an attempt are in one of both.
+        if self.refused.is_empty() { 0 } else { self.doomed.len().max(self.refused.len()) }
+    }
+
     /// Returns the number of objects that are not needed, counted from the oldest.
     fn droppable(&self) -> usize {
         let is_free = |stored: &&StoredObject| {
@@ -496,7 +504,7 @@ impl Journal for BucketJournal {
             refusing,
             segments: needed().count(),
             spares: 0,
-            left: 0,
+            left: state.left(),
             bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,
             waiting_bytes: state.waiting as u64,
             unflushed: 0,

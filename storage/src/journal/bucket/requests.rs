@@ -1,12 +1,14 @@
 //! Requests to the journal's store.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
-use object_store::{Error, ObjectStoreExt};
+use object_store::{Error, ObjectMeta, ObjectStoreExt};
 
 use super::super::JournalError;
 use super::BucketOptions;
 use super::object::Position;
-use crate::place::{self, AskLimits, Place};
+use crate::place::{self, AskLimits, Place, StoreAway};
 
 /// Retries a request to the store until it succeeds or has failed too often.
 pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
@@ -14,15 +16,34 @@ pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     options: &BucketOptions,
     request: impl FnMut() -> F,
 ) -> Result<T, JournalError> {
+    place::ask(place, limits(options), request).await.map_err(away)
+}
+
+fn limits(options: &BucketOptions) -> AskLimits {
     // Commands wait for a takeover: another attempt may be faster than one that hangs.
     let first = if options.contested { options.lease } else { options.request };
-    let limits = AskLimits {
+    AskLimits {
         request: first.min(options.request),
         longest: options.request,
         pause: options.pause,
-    };
-    let asked = place::ask(place, limits, request).await;
-    asked.map_err(|away| JournalError::Away { place: away.place, reason: away.reason })
+    }
+}
+
+fn away(away: StoreAway) -> JournalError {
+    JournalError::Away { place: away.place, reason: away.reason }
+}
+
+/// Lists the objects of a journal, or of its archive, with their sizes. However many there are, the listing goes on
+/// as long as the store answers.
+pub(super) async fn list_objects(
+    place: &Place,
+    options: &BucketOptions,
+) -> Result<BTreeMap<Position, u64>, JournalError> {
+    let (store, root) = (place.store(), place.root());
+    let list = || store.list(Some(root));
+    let listed = place::ask_pages(place, limits(options), list).await.map_err(away)?;
+    let position = |meta: ObjectMeta| Some((Position::of(&meta.location, root)?, meta.size));
+    Ok(listed.into_iter().filter_map(position).collect())
 }
 
 /// Reads an object; `None`: it does not exist.

@@ -279,3 +279,94 @@ fn segments_that_have_grown_too_old_and_other_files_are_no_damage() {
     }
     assert_eq!(told(&disk), Vec::<String>::new());
 }
+
+/// A disk that opens one file so many times, and not again: the process has too many open files, say.
+struct BusyDisk {
+    inner: Handle,
+    path: std::path::PathBuf,
+    opens: Mutex<usize>,
+    /// True if it opens the file again after one failure.
+    passes: bool,
+}
+
+const BUSY: &str = "too many open files";
+
+impl Disk for BusyDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.inner.create_dir(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.inner.list(dir)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        if path == self.path {
+            let mut opens = self.opens.lock().unwrap();
+            if *opens == 0 {
+                *opens = if self.passes { usize::MAX } else { 0 };
+                return Err(io::Error::other(BUSY));
+            }
+            *opens -= 1;
+        }
+        self.inner.open(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        self.inner.create(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.inner.remove(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.inner.sync_dir(dir)
+    }
+}
+
+#[test]
+fn a_segment_that_cannot_be_opened_is_not_said_to_be_damaged() {
+    let (disk, segments) = archived();
+    let busy = |path: &Path, opens, passes| BusyDisk {
+        inner: Handle(Arc::clone(&disk)),
+        path: path.to_owned(),
+        opens: Mutex::new(opens),
+        passes,
+    };
+    let read = |disk: &BusyDisk| {
+        let mut last = 0;
+        let end = read_history(disk, dir(), archive(), (0, Lsn::MAX), &mut |record| {
+            last = record.lsn;
+            Ok(())
+        });
+        end.map(|end| (end, last))
+    };
+    // Its header is read, or not even that.
+    for opens in [0, 1] {
+        // In the archive it is a gap.
+        let path = &segments[segments.len() / 2];
+        let why = format!("it cannot be read: {BUSY}");
+        let (end, last) = read(&busy(path, opens, false)).unwrap();
+        let broken = end.broken.unwrap().to_string();
+        assert!(broken.contains(&why) && broken.contains(path.to_str().unwrap()), "{broken}");
+        assert!(end.last == Some(last) && last < 40, "{last}");
+        let mut told = Vec::new();
+        let check = busy(path, opens, false);
+        check_archive(&check, dir(), archive(), &mut |what| told.push(what)).unwrap();
+        assert!(told.len() == 1 && told[0].contains(&why), "{told:?}");
+        // In the journal the copy fails: it may be repeated.
+        let names = Handle(Arc::clone(&disk)).list(dir()).unwrap();
+        let oldest = names.iter().filter(|name| segment_number(name).is_some()).min().unwrap();
+        let failed = read(&busy(&dir().join(oldest), opens, false)).unwrap_err();
+        assert!(matches!(failed, JournalError::Io { .. }), "{failed}");
+        assert!(failed.to_string().contains(BUSY), "{failed}");
+    }
+    // A failure that passes is not told of at all.
+    let (end, last) = read(&busy(&segments[segments.len() / 2], 1, true)).unwrap();
+    assert!(end.broken.is_none() && (end.last, last) == (Some(40), 40), "{end:?}");
+}

@@ -11,14 +11,14 @@ mod fencing;
 mod pieces;
 mod sight;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, StreamExt};
 use object_store::Error;
 use object_store::path::Path;
 use tokio::sync::Notify;
@@ -38,7 +38,7 @@ use super::object::{
     NEWEST_VERSION, NO_EPOCH, OBJECT_HEADER, ObjectFloor, ObjectHeader, Position, Unreadable,
 };
 use super::records::{ObjectChain, ObjectPart};
-use super::requests::{ask, read_object};
+use super::requests::{ask, list_objects, read_object};
 use super::{BucketJournal, BucketOptions, BucketShared, BucketState, StoredObject};
 use crate::lease::{Lease, Unconfirmed};
 use crate::place::Place;
@@ -240,14 +240,7 @@ impl BucketRecovery {
 
     /// Lists the objects.
     async fn list(&self, reading: &mut Reading) -> Result<(), JournalError> {
-        let root = self.place.root();
-        let store = self.place.store();
-        let list = || store.list(Some(root)).try_collect::<Vec<_>>();
-        for meta in self.ask(list).await? {
-            if let Some(at) = Position::of(&meta.location, root) {
-                reading.listed.insert(at, meta.size);
-            }
-        }
+        reading.listed.extend(list_objects(&self.place, &self.options).await?);
         Ok(())
     }
 
@@ -560,6 +553,7 @@ impl BucketRecovery {
             doomed_records: !self.garbage.is_empty(),
             doomed: self.garbage,
             deleting: false,
+            refused: BTreeSet::new(),
             put_at: Instant::now(),
             landed_at: Instant::now(),
             trouble: None,

@@ -3,6 +3,7 @@
 use super::super::object::{ObjectHeader, Position};
 use super::*;
 use crate::journal::HistoryEnd;
+use crate::journal::record::RecordHeader;
 use object_store::ObjectStoreExt;
 
 fn archive(client: &Arc<Client>) -> Place {
@@ -124,6 +125,49 @@ fn a_gap_in_the_archive_is_noticed() {
 }
 
 #[test]
+fn damage_in_the_archive_hides_only_moments_that_need_it() {
+    runtime().block_on(async {
+        let sim = Sim::new(39);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        client.pace.store(1, Ordering::SeqCst);
+        let (root, mut parts) = (archive(&client).root().clone(), 0);
+        for number in 2..=12 {
+            let path = Position { epoch: 2, number }.path(&root);
+            let object = client.get(&path).await.unwrap().bytes().await.unwrap();
+            let (_, records) = ObjectHeader::decode(&object).unwrap();
+            let record = RecordHeader::decode(&records, options(SyncMode::Always).salt).unwrap();
+            assert!(record.lsn > 20);
+            parts += u32::from(record.parts > 1);
+            for kind in ["damaged", "missing"] {
+                if kind == "damaged" {
+                    let mut damaged = object.to_vec();
+                    damaged[20] ^= 1;
+                    client.put(&path, damaged.into()).await.unwrap();
+                } else {
+                    sim.remove(path.as_ref()).await;
+                }
+                let at = format!("{kind} {number}");
+                for after in [record.lsn, record.lsn + 1] {
+                    let all = Some(((after + 1..=60).collect(), 60));
+                    assert_eq!(history(&client, after).await, all, "{at}, behind {after}");
+                }
+                for after in [0, record.lsn - 2, record.lsn - 1] {
+                    let (found, end) = history_end(&client, after).await;
+                    assert!(end.broken.is_some(), "{at}, behind {after}");
+                    if kind == "damaged" {
+                        assert_eq!(end.last, Some(record.lsn - 1), "{at}, behind {after}");
+                        assert_eq!(found, (after + 1..record.lsn).collect::<Vec<_>>(), "{at}");
+                    }
+                }
+            }
+            client.put(&path, object.into()).await.unwrap();
+        }
+        assert!(parts > 1, "a commit has several objects");
+    });
+}
+
+#[test]
 fn damage_in_the_archive_is_named_and_what_is_before_it_is_read() {
     runtime().block_on(async {
         let sim = Sim::new(37);
@@ -192,13 +236,13 @@ fn a_deletion_that_is_repeated_puts_no_fence_into_the_archive() {
         put_late_fence(&sim, &client, at).await;
         // The answer to the deletion was lost.
         let doomed = [at.path(place(&client).root())];
-        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        journal.shared.archive(&doomed, &archive(&client)).await.unwrap();
         assert_eq!(history(&client, 0).await, Some(((1..=60).collect(), 60)));
         // An object that is not there yet is copied.
         sim.remove(at.path(archive(&client).root()).as_ref()).await;
         let newest = journal.shared.state.lock().unwrap().stored.back().unwrap().at;
         let doomed = [newest.path(place(&client).root())];
-        assert!(journal.shared.archive(&doomed, &archive(&client)).await);
+        journal.shared.archive(&doomed, &archive(&client)).await.unwrap();
         assert!(sim.names().await.contains(&newest.path(archive(&client).root()).to_string()));
         journal.kill();
     });
@@ -306,4 +350,33 @@ fn reading_a_history_disturbs_no_owner() {
         let view = BucketJournal::view(&nowhere, &options(SyncMode::Always)).await.unwrap();
         assert_eq!((view.end(), view.dropped(), view.epoch()), (0, 0, 0));
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_stay_are_counted_until_the_store_takes_them() {
+    let sim = Sim::new(38);
+    let client = sim.client(0);
+    let recovery = BucketJournal::recover(place(&client), archiving(&client)).await.unwrap();
+    let journal = Running::start(recovery).await.unwrap();
+    let left = || journal.shared.state.lock().unwrap().left();
+    write(&journal, 10, 8).await;
+    assert_eq!(left(), 0);
+    for refusal in [&client.copies_none, &client.keeps] {
+        refusal.store(true, Ordering::SeqCst);
+        let mut before = 0;
+        for _ in 0..3 {
+            journal.flushed(&[0], journal.durable());
+            let lsn = journal.append(&[0], b"more").unwrap();
+            journal.until_durable(lsn).await;
+            eventually("more objects stay", || left() > before).await;
+            before = left();
+        }
+        refusal.store(false, Ordering::SeqCst);
+        eventually("they are gone", || left() == 0).await;
+        let state = journal.shared.state.lock().unwrap();
+        assert!(state.doomed.is_empty() && !state.deleting);
+    }
+    let end = journal.durable();
+    assert_eq!(history(&client, 0).await, Some(((1..=end).collect(), end)));
+    journal.kill();
 }
