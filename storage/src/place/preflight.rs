@@ -29,18 +29,36 @@ impl Place {
     /// # Errors
     /// The problem and its remedy, in a line, within seconds.
     pub async fn preflight(&self) -> Result<()> {
+        self.check().await?.with_context(|| self.unusable())
+    }
+
+    /// Does the same for a place that may have data already. One that deletes nothing is used then, with a
+    /// warning: the data can be served for long.
+    pub(crate) async fn preflight_at_start(&self) -> Result<()> {
+        if let Err(error) = self.check().await? {
+            tracing::warn!("the store {self}: {error:#}");
+        }
+        Ok(())
+    }
+
+    /// Returns a result within the result if only the deletion failed.
+    async fn check(&self) -> Result<Result<()>> {
         let name = format!("preflight/{:016x}", rand::random::<u64>());
         let (one, many) = (self.path(&format!("{name}-1")), self.path(&format!("{name}-2")));
         let checked = tokio::time::timeout(LIMIT, async {
             self.creates_once(&one).await?;
             self.creates_for_one(&many).await?;
-            self.deletes([&one, &many]).await
+            Ok(self.deletes([&one, &many]).await)
         });
         let checked = checked.await.unwrap_or_else(|_| {
             Err(anyhow!("it has not answered within {} seconds", LIMIT.as_secs()))
         });
         // Remaining objects are small, and never read.
-        checked.with_context(|| format!("the store {self} cannot be used"))
+        checked.with_context(|| self.unusable())
+    }
+
+    fn unusable(&self) -> String {
+        format!("the store {self} cannot be used")
     }
 
     /// Checks that objects can be deleted: all that is dropped or merged would stay otherwise, and starts would in
