@@ -196,6 +196,15 @@ impl TestServer {
         }
     }
 
+    /// Writes a text over that of a key which is not in memory, without reading it.
+    pub(super) fn put_blind(&mut self, n: u64, text: &[u8]) {
+        let store = &mut self.partition.store;
+        store.begin(NOW, true);
+        assert!(!store.is_hot(0, &key(n)));
+        let _ = store.replace(0, &key(n), text, 0).unwrap();
+        self.partition.commit(NOW).unwrap();
+    }
+
     /// Notes which writes are durable by now.
     pub(super) fn settle(&mut self, durable: &mut BTreeMap<u64, u64>) {
         let up_to = self.journal.durable();
