@@ -269,6 +269,57 @@ fn an_append_only_directory_is_replayed() {
     assert_eq!(ask(&mut client, "LRANGE list 0 -1"), "(b c)");
 }
 
+/// Returns an append-only file with some commands.
+fn append_only(commands: &[&[&[u8]]]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for command in commands {
+        file.extend(format!("*{}\r\n", command.len()).bytes());
+        for word in *command {
+            file.extend(format!("${}\r\n", word.len()).bytes());
+            file.extend([*word, b"\r\n"].concat());
+        }
+    }
+    file
+}
+
+#[test]
+fn keys_of_an_append_only_file_end_with_the_expiry_that_they_had() {
+    /// A time of the year 2999.
+    const FAR: &[u8] = b"32500000000000";
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    let far = String::from_utf8_lossy(FAR).into_owned();
+    ask(&mut client, &format!("SET there 1 PXAT {far}"));
+    ask(&mut client, "SET five 5");
+    let payload: Vec<u8> = redis::cmd("DUMP").arg("five").query(&mut client).expect("a payload");
+    let file = server.dir().join("some.aof");
+    let commands: [&[&[u8]]; 10] = [
+        &[b"SET", b"far", b"1"],
+        &[b"PEXPIREAT", b"far", FAR],
+        &[b"SET", b"counter", b"1"],
+        &[b"PEXPIREAT", b"counter", b"1000", b"NX"],
+        &[b"PEXPIREAT", b"counter", FAR, b"GT"],
+        &[b"INCR", b"counter"],
+        &[b"RESTORE-ASKING", b"restored", b"1000", &payload, b"ABSTTL"],
+        &[b"INCR", b"restored"],
+        &[b"PERSIST", b"restored"],
+        &[b"SET", b"gone", b"1", b"PXAT", b"1000"],
+    ];
+    fs::write(&file, append_only(&commands)).expect("written");
+    import(&server, &file, &["--replace"]);
+    for (command, expected) in [
+        ("PEXPIRETIME there", &*far),
+        ("PEXPIRETIME far", &far),
+        ("PEXPIRETIME counter", &far),
+        ("GET counter", "2"),
+        ("GET restored", "6"),
+        ("PTTL restored", "-1"),
+        ("EXISTS gone", "0"),
+    ] {
+        assert_eq!(ask(&mut client, command), expected, "{command}");
+    }
+}
+
 #[test]
 fn an_export_pairs_each_value_with_its_own_expiry() {
     const KEYS: u32 = 2000;
