@@ -31,7 +31,7 @@ pub(super) const KEYS: u64 = 40;
 /// Times that a server tries to take its shards.
 const TRIES: usize = 20;
 /// Bytes of the filters of keys.
-const FILTERS: usize = 1 << 16;
+pub(super) const FILTERS: usize = 1 << 16;
 pub(super) const LEASE: Duration = Duration::from_millis(90);
 
 /// One life of a server.
