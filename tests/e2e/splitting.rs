@@ -8,7 +8,7 @@ use redis::cluster::ClusterConnection;
 use redis::{Commands, Value, cmd};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A lease with which a busy machine takes no server for dead.
 const QUIET: Duration = Duration::from_secs(3);
@@ -126,6 +126,33 @@ fn a_split_that_cannot_be_done_is_refused_or_called_off() {
     until("the server says why", || servers[0].log().contains("still reads files of the shard"));
     assert_eq!(cluster.told(&["split", "6", "--cancel"]).trim(), "shard 6 is not to be split");
     assert_eq!(client.get::<_, String>("key").expect("answered"), "value");
+}
+
+/// The new shard's files cannot be made, as something is in the way.
+#[test]
+fn a_shard_whose_split_fails_is_served_on_and_split_later() {
+    let cluster = Cluster::with_lease(Duration::from_secs(4));
+    let servers = cluster.servers(1);
+    let mut client = client(&[&servers[0]]);
+    let in_the_way: Vec<_> = (1..10)
+        .map(|life| cluster.bucket.path().join(format!("data/shard-6-{life}")))
+        .inspect(|path| std::fs::write(path, "in the way").expect("written"))
+        .collect();
+    let key = (0..KEYS).map(name).find(|key| {
+        let slot = cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut servers[0].client());
+        shard_of(&cluster, slot.expect("a slot")) == 0
+    });
+    let key = key.expect("a key of shard 0");
+    let _: () = client.set(&key, "before").expect("stored");
+    cluster.told(&["split", "0", "--no-wait"]);
+    until("it has failed", || servers[0].log().contains("shard 0 is not split yet"));
+    let failed = Instant::now();
+    let _: () = client.set(&key, "behind").expect("stored");
+    assert!(failed.elapsed() < Duration::from_secs(3), "it was taken again at once");
+    assert_eq!(cluster.map()["shards"].as_array().map(Vec::len), Some(6));
+    in_the_way.iter().for_each(|path| std::fs::remove_file(path).expect("removed"));
+    until("it is split", || cluster.map()["shards"].as_array().map(Vec::len) == Some(7));
+    assert_eq!(client.get::<_, String>(&key).expect("answered"), "behind");
 }
 
 /// Clients that wait on a server that keeps the slot are sent to the same server again.
