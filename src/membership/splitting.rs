@@ -46,8 +46,8 @@ impl Agent {
         let asked: Vec<&MapShard> =
             map.owned_by(self.life()).filter(|it| it.split_at.is_some()).collect();
         self.put_off_splits.0.retain(|id, _| asked.iter().any(|it| it.id == *id));
-        // One that is to move is split by its next owner.
-        if !self.busy.is_empty() || self.ending.is_some() {
+        // All shards move then: they are split by their next owners, as are those that are to move otherwise.
+        if !self.busy.is_empty() || self.is_leaving(map) {
             return;
         }
         let may_begin = |it: &&&MapShard| {

@@ -3,7 +3,7 @@
 use super::Server;
 use super::mirrored::reader;
 use super::pubsub::Raw;
-use super::servers::{Cluster, asked, client, settle, slots_of, until};
+use super::servers::{Cluster, asked, client, settle, shards_of, slots_of, until};
 use redis::cluster::ClusterConnection;
 use redis::{Commands, Value, cmd};
 use std::collections::BTreeSet;
@@ -153,6 +153,30 @@ fn a_shard_whose_split_fails_is_served_on_and_split_later() {
     in_the_way.iter().for_each(|path| std::fs::remove_file(path).expect("removed"));
     until("it is split", || cluster.map()["shards"].as_array().map(Vec::len) == Some(7));
     assert_eq!(client.get::<_, String>(&key).expect("answered"), "behind");
+}
+
+/// Its wish stays, and others carry it out.
+#[test]
+fn a_server_is_drained_although_a_shard_waits_to_be_split() {
+    let cluster = Cluster::with_lease(QUIET);
+    let servers = cluster.servers(2);
+    let first = shard_of_server(&cluster, &servers[0]);
+    cluster.told(&["split", &first.to_string()]);
+    // It reads the files of the first one for minutes.
+    cluster.told(&["split", "6", "--no-wait"]);
+    until("it cannot be split yet", || {
+        servers.iter().any(|server| server.log().contains("still reads files of the shard"))
+    });
+    let told = cluster.told(&["drain", &asked(&servers[0], ["CLUSTER", "MYID"])]);
+    assert!(told.contains("has no shards"), "{told}");
+    assert_eq!(slots_of(&servers[1]), 16384);
+    let map = cluster.map();
+    assert!(map["shards"][6]["split_at"].as_u64().is_some(), "{map}");
+}
+
+/// Returns a shard of a server.
+fn shard_of_server(cluster: &Cluster, server: &Server) -> u16 {
+    shards_of(&cluster.map(), &asked(server, ["CLUSTER", "MYID"]))[0]
 }
 
 /// Clients that wait on a server that keeps the slot are sent to the same server again.
