@@ -11,7 +11,8 @@ use rand::{RngExt, SeedableRng};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{RwLock, RwLockWriteGuard};
 
 /// Time after which a reply is given up.
 const SOON: Duration = Duration::from_secs(20);
@@ -32,8 +33,11 @@ struct TestServer {
 
 const SHARDS: u16 = 4;
 
+/// Threads of the background.
+const BACKGROUND: usize = 2;
+
 fn runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    Builder::new_multi_thread().worker_threads(BACKGROUND).enable_all().build().unwrap()
 }
 
 impl TestServer {
@@ -379,6 +383,88 @@ fn a_watch_ends_at_the_worker_that_watches_whoever_owns_the_key_then() {
     server.node.give_shard(1, 1);
     server.attach(detached);
     drop(watching);
+    server.end();
+}
+
+impl TestServer {
+    /// Hands the rows of a shard over to its engine, and takes a key out of memory: the engine is asked for it
+    /// in the background.
+    fn make_cold(&self, shard: u16, key: &str) {
+        let begun = std::time::Instant::now();
+        let is_handed_over = move |worker: Rc<Worker>| async move {
+            let partition = worker.partition.borrow();
+            let shard = &partition.shards[&shard];
+            shard.pending_rows() == 0 && shard.handing().is_none()
+        };
+        while !self.on(shard, is_handed_over) {
+            assert!(begun.elapsed() < SOON, "the rows stay");
+        }
+        let key = key.as_bytes().to_vec();
+        let forget = move |worker: Rc<Worker>| async move {
+            worker.partition.borrow_mut().forget(0, &key);
+        };
+        self.on(shard, forget);
+    }
+
+    /// Keeps all threads of the background busy until the lock is dropped.
+    fn occupy<'a>(&self, lock: &'a Arc<RwLock<()>>) -> RwLockWriteGuard<'a, ()> {
+        let (guard, busy) = (lock.write().unwrap(), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..BACKGROUND {
+            let (lock, busy) = (lock.clone(), busy.clone());
+            self.background.spawn(async move {
+                busy.fetch_add(1, Ordering::SeqCst);
+                drop(lock.read());
+            });
+        }
+        let begun = std::time::Instant::now();
+        while busy.load(Ordering::SeqCst) < BACKGROUND {
+            assert!(begun.elapsed() < SOON, "the background does not run");
+        }
+        guard
+    }
+}
+
+#[test]
+fn keys_that_a_killed_client_has_begun_to_watch_stay_locked_until_they_are_loaded() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    assert_eq!(client.ask("CONFIG SET handover-interval-ms 10"), "+OK");
+    // One of them is of the worker that serves the client.
+    for shard in 0..2 {
+        let key = server.key(shard, 0);
+        let name = Arc::new(key.as_bytes().to_vec());
+        let is_locked = || {
+            let name = name.clone();
+            let look =
+                move |worker: Rc<Worker>| async move { worker.locks.borrow().is_locked(0, &name) };
+            server.on(shard, look)
+        };
+        assert_eq!(client.ask(&format!("SET {key} 1")), "+OK");
+        server.make_cold(shard, &key);
+        let mut watching = server.client();
+        let id = watching.ask("CLIENT ID");
+        let lock = Arc::new(RwLock::new(()));
+        let busy = server.occupy(&lock);
+        watching.send(&format!("WATCH {key}"));
+        let begun = std::time::Instant::now();
+        while !is_locked() {
+            assert!(begun.elapsed() < SOON, "it is in memory");
+        }
+        // The load begins.
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(client.ask(&format!("CLIENT KILL ID {}", &id[1..])), ":1");
+        let mut rest = Vec::new();
+        let _ = watching.0.read_to_end(&mut rest);
+        assert_eq!(rest, b"", "it is closed without a reply");
+        assert!(is_locked(), "the load is under way");
+        drop(busy);
+        while is_locked() {
+            assert!(begun.elapsed() < SOON, "the lock stays");
+        }
+        assert!(!server.on(shard, |worker| async move { worker.watches_any() }));
+        assert_eq!(client.ask(&format!("INCR {key}")), ":2");
+    }
+    drop(client);
     server.end();
 }
 

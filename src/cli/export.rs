@@ -32,6 +32,9 @@ const ATTEMPTS: usize = 8;
 /// Each key is written as it was when the command read it. If clients write meanwhile, the file is no
 /// snapshot of one moment; stop them to get one.
 ///
+/// A server of a cluster has the keys of its own slots, which the command shows at the end. It fails if
+/// these change meanwhile.
+///
 /// The file gets its name when it is complete and on disk. The server holds one value at a time in memory
 /// as a whole; the command needs a few MiB, however much data there is.
 #[derive(Args)]
@@ -66,6 +69,7 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
     let mut connection = address.connect()?;
     // A replica of a cluster shows its keys to those who ask so; others refuse that.
     let _ = connection.call(&[b"READONLY"]);
+    let slots = OwnSlots::of(&mut connection)?;
     let databases = databases(&mut connection, address.database)?;
     let total = databases.iter().map(|database| database.keys).sum();
     let path = &target_of(&arguments.file)?;
@@ -81,11 +85,20 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
     };
     export.write(&databases).with_context(|| format!("{}", path.display()))?;
     export.bar.finish_and_clear();
+    if OwnSlots::of(&mut export.connection)? != slots {
+        bail!(
+            "a shard of the cluster has come to the server, has left it or was split during the export, so keys may \
+            be missing: no file is written. Start the command again"
+        );
+    }
     let (keys, hashes, bytes) = (export.keys, export.hashes, export.output.bytes());
     let (version, file) = export.output.finish().with_context(|| format!("{}", path.display()))?;
     drop(file);
     part.complete(path).with_context(|| format!("{}", path.display()))?;
     say!("{keys} keys written, {bytes} bytes, RDB version {version}");
+    if let Some(slots) = slots {
+        say!("of its cluster, the server has {}", slots.shown());
+    }
     if hashes > 0 && arguments.drop_field_expiry {
         say!("{hashes} hashes have fields that expire: written without that");
     } else if hashes > 0 {
@@ -95,6 +108,50 @@ pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The slots whose keys a server of a cluster has.
+#[derive(Debug, PartialEq, Eq)]
+struct OwnSlots {
+    ranges: Vec<String>,
+    /// The number of the change that gave it a shard last: one that has left may be back.
+    epoch: String,
+    /// True if it shows the keys of all others.
+    is_replica: bool,
+}
+
+impl OwnSlots {
+    /// Returns those of a server; `None`: it is in no cluster.
+    fn of(connection: &mut ServerConnection) -> Result<Option<Self>> {
+        let info = connection.call(&[b"INFO", b"cluster"])?.into_bulk()?;
+        if !String::from_utf8_lossy(&info).lines().any(|line| line == "cluster_enabled:1") {
+            return Ok(None);
+        }
+        let nodes = connection.call(&[b"CLUSTER", b"NODES"])?.into_bulk()?;
+        let slots = Self::in_nodes(&String::from_utf8_lossy(&nodes));
+        slots.context("a malformed reply to CLUSTER NODES").map(Some)
+    }
+
+    /// Finds them in the reply to CLUSTER NODES.
+    fn in_nodes(nodes: &str) -> Option<Self> {
+        let has_flag = |flags: &str, wanted| flags.split(',').any(|flag| flag == wanted);
+        nodes.lines().find_map(|line| {
+            let mut words = line.split_whitespace();
+            let flags = words.nth(2).filter(|flags| has_flag(flags, "myself"))?;
+            let epoch = words.nth(3)?.to_owned();
+            // The state of its link is between them.
+            let ranges = words.skip(1).map(str::to_owned).collect();
+            Some(Self { ranges, epoch, is_replica: has_flag(flags, "slave") })
+        })
+    }
+
+    fn shown(&self) -> String {
+        match (self.is_replica, self.ranges.is_empty()) {
+            (true, _) => "all slots, as a replica".to_owned(),
+            (false, true) => "no slots".to_owned(),
+            (false, false) => format!("the slots {}", self.ranges.join(" ")),
+        }
+    }
 }
 
 /// A database that has keys.
@@ -366,4 +423,28 @@ fn without_field_expiry(payload: &[u8]) -> Result<Vec<u8>> {
         fields.iter_mut().for_each(|field| field.expire_at_ms = None);
     }
     Ok(rdb::dump(&object, &Limits::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slots_of_a_server_are_in_its_line() {
+        let other = "aa 127.0.0.1:7000@17000 master - 0 0 9 connected 5461-16383\n";
+        let slots = |line: &str| OwnSlots::in_nodes(&format!("{other}{line}\n"));
+        let own = slots("bb 127.0.0.1:7001@17001 myself,master - 0 0 7 connected 0-2730 5000-5460");
+        let own = own.expect("its line");
+        assert_eq!((own.shown().as_str(), own.epoch.as_str()), ("the slots 0-2730 5000-5460", "7"));
+        // One has left, and is back.
+        let later =
+            slots("bb 127.0.0.1:7001@17001 myself,master - 0 0 8 connected 0-2730 5000-5460");
+        assert_ne!(later, Some(own));
+        let none =
+            slots("bb 127.0.0.1:7001@17001 myself,master - 0 0 0 connected").expect("its line");
+        assert_eq!(none.shown(), "no slots");
+        let replica = slots("bb 127.0.0.1:7001@17001 myself,slave aa 0 0 0 connected");
+        assert_eq!(replica.expect("its line").shown(), "all slots, as a replica");
+        assert_eq!(OwnSlots::in_nodes(other), None);
+    }
 }

@@ -28,6 +28,7 @@ use flagstone_storage::cluster::{
 };
 use flagstone_storage::journal::Lsn;
 use mirroring::Mirroring;
+use splitting::PutOffSplits;
 use spreading::Spreading;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -92,6 +93,11 @@ enum ShardChange {
     },
     Given,
     Split,
+    /// The shard stays whole. `was_held`: commands have waited for it.
+    Unsplit {
+        why: String,
+        was_held: bool,
+    },
 }
 
 /// See the module's description.
@@ -101,6 +107,7 @@ struct Agent {
     /// Shards that a task takes or gives, or that are tried again at some time.
     busy: BTreeSet<u16>,
     again: BTreeMap<u16, Instant>,
+    put_off_splits: PutOffSplits,
     /// Shards whose engines have not flushed all that other journals have of them: the lsns up to
     /// which they must.
     adopted: BTreeMap<u16, Lsn>,
@@ -206,6 +213,7 @@ async fn run(own: Seated, mut leaving: watch::Receiver<bool>) {
         tasks,
         busy: BTreeSet::new(),
         again: BTreeMap::new(),
+        put_off_splits: PutOffSplits::default(),
         adopted: BTreeMap::new(),
         suspicion,
         forgetting: None,
@@ -494,6 +502,9 @@ impl Agent {
             Ok(ShardChange::Split) => {
                 self.adopted.retain(|shard, _| !shards.contains(shard));
                 self.own.cluster.sight.split.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(ShardChange::Unsplit { why, was_held }) => {
+                shards.iter().for_each(|shard| self.put_split_off(*shard, &why, was_held));
             }
             Err(error) => self.try_again(&shards, &format!("{error:#}")),
         }

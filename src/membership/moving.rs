@@ -35,11 +35,15 @@ impl Agent {
     /// Begins to give shards away that are to move: all if this server leaves, else one, as asked for or
     /// because it has too many.
     pub(super) fn move_some(&mut self, map: &ClusterMap) {
-        let is_leaving = map.member(self.life()).is_some_and(|member| member.leaving);
-        match self.ending.is_some() || is_leaving {
+        match self.is_leaving(map) {
             true => self.give_all(map),
             false => self.move_one(map),
         }
+    }
+
+    /// Returns true if all shards are to leave: this server ends, or a user drains it.
+    pub(super) fn is_leaving(&self, map: &ClusterMap) -> bool {
+        self.ending.is_some() || map.member(self.life()).is_some_and(|member| member.leaving)
     }
 
     fn move_one(&mut self, map: &ClusterMap) {

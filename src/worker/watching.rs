@@ -99,10 +99,10 @@ impl Drop for Watches {
             by_worker.entry(watched.worker).or_default().push(key);
         }
         for (target, keys) in by_worker {
+            // This may come before the keys, which are then not added.
             if target == self.worker.id {
                 self.worker.observers.watching.borrow_mut().remove(&keys, &self.watch);
             } else {
-                // The message may overtake the keys, which are then not added.
                 let watch = self.watch.clone();
                 self.worker.peers.send(target, move |worker| {
                     worker.observers.watching.borrow_mut().remove(&keys, &watch);
@@ -158,17 +158,26 @@ async fn look(
     watch: &Arc<Watch>,
     keys: &[Key],
 ) -> Result<Vec<bool>, String> {
-    if target == worker.id {
-        return worker.watch(watch, keys).await;
+    if target == worker.id && worker.is_at_hand(keys) {
+        return Ok(worker.watch_now(watch, keys));
     }
     let (watch, keys) = (watch.clone(), keys.to_vec());
+    let gone = || Err(format!("ERR worker {target} is gone"));
+    if target == worker.id {
+        // The client may be gone before the keys are loaded. They stay locked until then all the same: nobody
+        // may borrow them while values from before are on their way into memory.
+        let worker = worker.clone();
+        let looking = async move { worker.watch(&watch, &keys).await };
+        return tokio::task::spawn_local(looking).await.unwrap_or_else(|_| gone());
+    }
     let job = move |worker: Rc<Worker>| async move { worker.watch(&watch, &keys).await };
     let there = worker.peers.on_worker(target, false, job).await;
-    there.unwrap_or_else(|_| Err(format!("ERR worker {target} is gone")))
+    there.unwrap_or_else(|_| gone())
 }
 
 impl Worker {
-    /// Watches some of this worker's keys, and returns which of them exist.
+    /// Watches some of this worker's keys, and returns which of them exist. It runs to its end in a task of its
+    /// own: a load goes on if the task is dropped, and needs the lock.
     async fn watch(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Result<Vec<bool>, String> {
         let mut held = None;
         if !self.is_at_hand(keys) {

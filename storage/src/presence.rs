@@ -12,7 +12,8 @@
 //! It is a split block Bloom filter (Putze, Sanders, Singler: "Cache-, Hash- and Space-Efficient
 //! Bloom Filters"; with the salts of Parquet's): a key is eight bits in one block of 32 bytes. It
 //! grows by layers, each about twice the one before. At its memory bound the last layer fills up,
-//! and its rate of false positives rises.
+//! and its rate of false positives rises. A stored filter that is larger than the bound is shrunk, if its
+//! shard is in a bucket: it was stored by a server with more memory, or before the shard was split.
 
 use crate::control::FilterPiece;
 use crate::encoding::{Row, get_varint, prefix_range, put_varint, row};
@@ -74,6 +75,24 @@ impl Layer {
 
     fn bytes(&self) -> usize {
         4 * self.words.len()
+    }
+
+    /// Returns a layer of the same keys that takes at most about so many bytes, and one block at least. A block
+    /// has the keys whose hashes are in one part of all, so it goes into each block of which it has a part.
+    fn shrunk(&self, max_bytes: usize) -> Self {
+        let from = self.words.len() / WORDS;
+        let blocks = (max_bytes / BLOCK_BYTES).clamp(1, from);
+        let words = zeros(blocks * WORDS);
+        for (n, block) in self.words.chunks(WORDS).enumerate() {
+            let into = n * blocks / from..((n + 1) * blocks).div_ceil(from);
+            for target in words[into.start * WORDS..into.end * WORDS].chunks(WORDS) {
+                for (word, bits) in target.iter().zip(block) {
+                    word.fetch_or(bits.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+            }
+        }
+        let capacity = self.capacity * blocks as u64 / from as u64;
+        Self { words, capacity, keys: AtomicU64::new(self.keys.load(Ordering::Relaxed)) }
     }
 
     fn is_full(&self) -> bool {
@@ -187,6 +206,25 @@ impl Presence {
         self.layers().map(Layer::bytes).sum()
     }
 
+    /// Returns true if the filter keeps to its memory bound.
+    pub(crate) fn is_within_bound(&self) -> bool {
+        // Each layer is rounded up to whole blocks.
+        self.bytes() <= self.max_bytes + MAX_LAYERS * BLOCK_BYTES
+    }
+
+    /// Returns a filter of the same keys that keeps to the memory bound, and reports more keys that do not
+    /// exist.
+    pub(crate) fn shrunk(&self) -> Self {
+        let this =
+            Self { layers: [const { OnceLock::new() }; MAX_LAYERS], max_bytes: self.max_bytes };
+        let bytes = self.bytes() as u128;
+        for (place, layer) in this.layers.iter().zip(self.layers()) {
+            let part = layer.bytes() as u128 * self.max_bytes as u128 / bytes;
+            place.get_or_init(|| layer.shrunk(part as usize));
+        }
+        this
+    }
+
     /// Returns true if the filter would be much smaller, or much more precise, if it were rebuilt
     /// for so many keys.
     pub fn is_outgrown(&self, keys: u64) -> bool {
@@ -235,7 +273,8 @@ impl Presence {
         })
     }
 
-    /// Restores a stored filter. `None`: pieces are missing, or it is of another version.
+    /// Restores a stored filter, which may be larger than the bound. `None`: pieces are missing, or it is of
+    /// another version.
     pub(crate) fn from_pieces(pieces: &[FilterPiece], max_bytes: usize) -> Option<Self> {
         let this = Self { layers: [const { OnceLock::new() }; MAX_LAYERS], max_bytes };
         let layers = *pieces.first()?.2.get(1)?;
@@ -320,6 +359,34 @@ mod tests {
         assert!(!presence.is_outgrown(0));
         let presence = filled(0..200_000, ROOMY);
         assert!(presence.is_outgrown(50_000) && !presence.is_outgrown(100_000));
+    }
+
+    #[test]
+    fn a_stored_filter_that_is_too_large_is_shrunk() {
+        let presence = filled(0..400_000, ROOMY);
+        let pieces: Vec<FilterPiece> = presence.pieces().collect();
+        let bytes = presence.bytes();
+        assert!(Presence::from_pieces(&pieces, bytes).unwrap().is_within_bound());
+        // Halves, odd parts, and hardly anything: layers have at least one block.
+        for max_bytes in [bytes / 2, bytes / 3, bytes - 5000, 1000, 0] {
+            let stored = Presence::from_pieces(&pieces, max_bytes).unwrap();
+            assert!(!stored.is_within_bound());
+            let shrunk = stored.shrunk();
+            assert!(shrunk.is_within_bound(), "{} of {max_bytes}", shrunk.bytes());
+            assert_eq!(passing(&shrunk, 1, 0..400_000), 400_000, "{max_bytes}");
+            assert_eq!(shrunk.keys(), presence.keys());
+            shrunk.insert(1, hash48(400_000));
+            assert!(shrunk.may_hold(1, hash48(400_000)));
+            assert!(shrunk.is_within_bound());
+            if max_bytes >= bytes / 2 {
+                let others = passing(&shrunk, 1, 500_000..600_000);
+                assert!(others < 40_000, "{others} of 100,000 others at {max_bytes}");
+            }
+        }
+        // One that was made within its bound is not.
+        let full = filled(0..1_000_000, 1 << 20);
+        let pieces: Vec<FilterPiece> = full.pieces().collect();
+        assert!(Presence::from_pieces(&pieces, 1 << 20).unwrap().is_within_bound());
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! Data that moves in and out: files that real servers have written (`tests/data/rdb`), and back.
 
 use super::Server;
-use redis::{Connection, Value};
+use super::checkpoints::done;
+use super::servers::{Cluster, asked, client, shards_of};
+use super::ways::{Passing, place, way_to};
+use redis::{Commands, Connection, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rdb").join(name)
@@ -267,6 +271,102 @@ fn an_append_only_directory_is_replayed() {
     assert_eq!(ask(&mut client, "MGET x y"), "(nil nil)", "the transaction is not whole");
     ask(&mut client, "SELECT 0");
     assert_eq!(ask(&mut client, "LRANGE list 0 -1"), "(b c)");
+}
+
+/// Returns an append-only file with some commands.
+fn append_only(commands: &[&[&[u8]]]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for command in commands {
+        file.extend(format!("*{}\r\n", command.len()).bytes());
+        for word in *command {
+            file.extend(format!("${}\r\n", word.len()).bytes());
+            file.extend([*word, b"\r\n"].concat());
+        }
+    }
+    file
+}
+
+#[test]
+fn keys_of_an_append_only_file_end_with_the_expiry_that_they_had() {
+    /// A time of the year 2999.
+    const FAR: &[u8] = b"32500000000000";
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    let far = String::from_utf8_lossy(FAR).into_owned();
+    ask(&mut client, &format!("SET there 1 PXAT {far}"));
+    ask(&mut client, "SET five 5");
+    let payload: Vec<u8> = redis::cmd("DUMP").arg("five").query(&mut client).expect("a payload");
+    let file = server.dir().join("some.aof");
+    let commands: [&[&[u8]]; 10] = [
+        &[b"SET", b"far", b"1"],
+        &[b"PEXPIREAT", b"far", FAR],
+        &[b"SET", b"counter", b"1"],
+        &[b"PEXPIREAT", b"counter", b"1000", b"NX"],
+        &[b"PEXPIREAT", b"counter", FAR, b"GT"],
+        &[b"INCR", b"counter"],
+        &[b"RESTORE-ASKING", b"restored", b"1000", &payload, b"ABSTTL"],
+        &[b"INCR", b"restored"],
+        &[b"PERSIST", b"restored"],
+        &[b"SET", b"gone", b"1", b"PXAT", b"1000"],
+    ];
+    fs::write(&file, append_only(&commands)).expect("written");
+    import(&server, &file, &["--replace"]);
+    for (command, expected) in [
+        ("PEXPIRETIME there", &*far),
+        ("PEXPIRETIME far", &far),
+        ("PEXPIRETIME counter", &far),
+        ("GET counter", "2"),
+        ("GET restored", "6"),
+        ("PTTL restored", "-1"),
+        ("EXISTS gone", "0"),
+    ] {
+        assert_eq!(ask(&mut client, command), expected, "{command}");
+    }
+}
+
+#[test]
+fn an_export_of_a_server_of_a_cluster_shows_its_slots_and_fails_if_these_change() {
+    let cluster = Cluster::with_lease(Duration::from_secs(3));
+    let servers = cluster.servers(2);
+    let mut client = client(&servers.iter().collect::<Vec<_>>());
+    for n in 0..200 {
+        let () = client.set(format!("key:{n}"), n).expect("stored");
+    }
+    let file = cluster.bucket.path().join("dump.rdb");
+    let output = run(&servers[0], "export", &file, &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("the server has the slots "), "{said}");
+    let own = asked(&servers[0], ["CLUSTER", "NODES"]);
+    let own = own.lines().find(|line| line.contains("myself")).expect("its line").to_owned();
+    let ranges: Vec<&str> = own.split(' ').skip(8).collect();
+    assert!(said.contains(&ranges.join(" ")), "{said}: {own}");
+    fs::remove_file(&file).expect("removed");
+
+    // A shard leaves before the first keys are asked for.
+    let shard = shards_of(&cluster.map(), &asked(&servers[0], ["CLUSTER", "MYID"]))[0].to_string();
+    let (store, to) = (cluster.store(), format!("127.0.0.1:{}", servers[1].port()));
+    let way = way_to(servers[0].port(), move || {
+        let (shard, store, to) = (shard.clone(), store.clone(), to.clone());
+        let mut has_moved = false;
+        Box::new(move |passing| {
+            if let Passing::Request(bytes) = passing
+                && place(b"SCAN", bytes).is_some()
+                && !std::mem::replace(&mut has_moved, true)
+            {
+                done(&["cluster", "move", &shard, "--to", &to, "--store", &store]);
+            }
+            true
+        })
+    });
+    let output = Command::new(env!("CARGO_BIN_EXE_flagstone"))
+        .args(["export", &file.display().to_string(), "-p", &way.to_string()])
+        .output()
+        .expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("has left it"), "{said}");
+    let left = fs::read_dir(cluster.bucket.path()).expect("listed").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).filter(|name| name != "data").collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

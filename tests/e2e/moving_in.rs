@@ -433,6 +433,11 @@ fn refusals_name_the_server_and_the_remedy() {
     run(&mut old, &["DEL a"]);
     run(&mut new, &["SET mine 1"]);
     refused(&right, &["--switch"], &["has 1 keys", "--replace"]);
+    run(&mut new, &["DEL mine"]);
+    let library = "#!lua name=own\nredis.register_function('own', function() return 1 end)";
+    cmd("FUNCTION").arg(&["LOAD", library]).exec(&mut new).expect("loaded");
+    refused(&right, &["--switch"], &["has 1 libraries of functions", "--replace"]);
+    run(&mut new, &["FUNCTION FLUSH", "SET mine 1"]);
     run(&mut new, &["ACL SETUSER limited on >pw ~* +@all -replicaof"]);
     refused(
         &right,

@@ -3,12 +3,12 @@
 use super::Server;
 use super::mirrored::reader;
 use super::pubsub::Raw;
-use super::servers::{Cluster, asked, client, settle, slots_of, until};
+use super::servers::{Cluster, asked, client, settle, shards_of, slots_of, until};
 use redis::cluster::ClusterConnection;
 use redis::{Commands, Value, cmd};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A lease with which a busy machine takes no server for dead.
 const QUIET: Duration = Duration::from_secs(3);
@@ -126,6 +126,57 @@ fn a_split_that_cannot_be_done_is_refused_or_called_off() {
     until("the server says why", || servers[0].log().contains("still reads files of the shard"));
     assert_eq!(cluster.told(&["split", "6", "--cancel"]).trim(), "shard 6 is not to be split");
     assert_eq!(client.get::<_, String>("key").expect("answered"), "value");
+}
+
+/// The new shard's files cannot be made, as something is in the way.
+#[test]
+fn a_shard_whose_split_fails_is_served_on_and_split_later() {
+    let cluster = Cluster::with_lease(Duration::from_secs(4));
+    let servers = cluster.servers(1);
+    let mut client = client(&[&servers[0]]);
+    let in_the_way: Vec<_> = (1..10)
+        .map(|life| cluster.bucket.path().join(format!("data/shard-6-{life}")))
+        .inspect(|path| std::fs::write(path, "in the way").expect("written"))
+        .collect();
+    let key = (0..KEYS).map(name).find(|key| {
+        let slot = cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut servers[0].client());
+        shard_of(&cluster, slot.expect("a slot")) == 0
+    });
+    let key = key.expect("a key of shard 0");
+    let _: () = client.set(&key, "before").expect("stored");
+    cluster.told(&["split", "0", "--no-wait"]);
+    until("it has failed", || servers[0].log().contains("shard 0 is not split yet"));
+    let failed = Instant::now();
+    let _: () = client.set(&key, "behind").expect("stored");
+    assert!(failed.elapsed() < Duration::from_secs(3), "it was taken again at once");
+    assert_eq!(cluster.map()["shards"].as_array().map(Vec::len), Some(6));
+    in_the_way.iter().for_each(|path| std::fs::remove_file(path).expect("removed"));
+    until("it is split", || cluster.map()["shards"].as_array().map(Vec::len) == Some(7));
+    assert_eq!(client.get::<_, String>(&key).expect("answered"), "behind");
+}
+
+/// Its wish stays, and others carry it out.
+#[test]
+fn a_server_is_drained_although_a_shard_waits_to_be_split() {
+    let cluster = Cluster::with_lease(QUIET);
+    let servers = cluster.servers(2);
+    let first = shard_of_server(&cluster, &servers[0]);
+    cluster.told(&["split", &first.to_string()]);
+    // It reads the files of the first one for minutes.
+    cluster.told(&["split", "6", "--no-wait"]);
+    until("it cannot be split yet", || {
+        servers.iter().any(|server| server.log().contains("still reads files of the shard"))
+    });
+    let told = cluster.told(&["drain", &asked(&servers[0], ["CLUSTER", "MYID"])]);
+    assert!(told.contains("has no shards"), "{told}");
+    assert_eq!(slots_of(&servers[1]), 16384);
+    let map = cluster.map();
+    assert!(map["shards"][6]["split_at"].as_u64().is_some(), "{map}");
+}
+
+/// Returns a shard of a server.
+fn shard_of_server(cluster: &Cluster, server: &Server) -> u16 {
+    shards_of(&cluster.map(), &asked(server, ["CLUSTER", "MYID"]))[0]
 }
 
 /// Clients that wait on a server that keeps the slot are sent to the same server again.

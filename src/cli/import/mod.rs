@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 /// has no keys.
 ///
 /// With --follow there is no file: the server copies another one that runs, Redis 6 or newer, Valkey or
-/// Flagstone, and applies what clients write there, until the command is started with --switch. All data
-/// of its own is deleted before, which needs --replace. The command may be ended and started again at
-/// any time.
+/// Flagstone, and applies what clients write there, until the command is started with --switch. All keys
+/// and libraries of its own are deleted before, which needs --replace. The command may be ended and
+/// started again at any time.
 #[derive(Args)]
 #[command(
     disable_help_flag = true,

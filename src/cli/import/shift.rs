@@ -2,18 +2,22 @@
 //!
 //! Commands may have changed a key while it was alive, which has expired since. If it were deleted
 //! at once, the later commands would make another key, without an expiry: a counter that begins
-//! anew. So times that are past, or soon will be, are postponed by a fixed span, which no other
-//! expiry has; at the end the keys that still have such a time get the true one.
+//! anew. So times that are past, or soon will be, are postponed by a fixed span, to one that is no date;
+//! at the end the keys that still have such a time get the true one.
+//!
+//! A command in the file has succeeded. Its condition is left out, as it does not hold beside postponed times.
 
 use crate::cli::connection::{Address, Reply, ServerConnection};
 use anyhow::{Result, bail};
 use flagstone_storage::clock::Clock;
 
-/// The span by which times are postponed: a thousand years, in milliseconds.
-const SPAN_MS: i64 = 1000 * 31_556_952_000;
+/// The span by which times are postponed: 73 million years, in milliseconds. It is a whole number of seconds.
+const SPAN_MS: i64 = (1 << 61) / 1000 * 1000;
 /// Assumed bound of the duration of an import, in milliseconds: keys that expire within it are
 /// postponed, too.
 const SOON_MS: i64 = 24 * 3600 * 1000;
+/// Words of EXPIREAT and PEXPIREAT without a condition.
+const EXPIRE_WORDS: usize = 3;
 /// Number of keys that one SCAN asks for.
 const SCAN_COUNT: &[u8] = b"1000";
 
@@ -37,12 +41,14 @@ impl Shift {
     }
 
     /// Postpones the times that a command sets.
-    pub(super) fn command(&mut self, words: &mut [Vec<u8>]) {
+    pub(super) fn command(&mut self, words: &mut Vec<Vec<u8>>) {
         let Some(name) = words.first().map(|name| name.to_ascii_uppercase()) else { return };
         match name.as_slice() {
-            b"PEXPIREAT" => self.word(words, 2, 1),
-            b"EXPIREAT" => self.word(words, 2, 1000),
-            b"RESTORE" if is_absolute(words) => self.word(words, 2, 1),
+            b"PEXPIREAT" | b"EXPIREAT" => {
+                self.word(words, 2, if name[0] == b'P' { 1 } else { 1000 });
+                words.truncate(EXPIRE_WORDS);
+            }
+            b"RESTORE" | b"RESTORE-ASKING" if is_absolute(words) => self.word(words, 2, 1),
             b"SET" => {
                 for at in 3..words.len() {
                     match words[at].to_ascii_uppercase().as_slice() {
@@ -104,8 +110,8 @@ fn undo_page(connection: &mut ServerConnection, keys: &[Vec<u8>]) -> Result<()> 
     let mut late = Vec::new();
     for key in keys {
         let at_ms = connection.receive()?.integer()?;
-        if (SPAN_MS..=now_ms() + SOON_MS + SPAN_MS).contains(&at_ms) {
-            late.push((key, (at_ms - SPAN_MS).to_string()));
+        if let Some(true_ms) = true_time(at_ms) {
+            late.push((key, true_ms.to_string()));
         }
     }
     for (key, at_ms) in &late {
@@ -116,6 +122,12 @@ fn undo_page(connection: &mut ServerConnection, keys: &[Vec<u8>]) -> Result<()> 
         connection.receive()?.integer()?;
     }
     Ok(())
+}
+
+/// Returns the true time behind a postponed one; `None`: it is not postponed.
+fn true_time(at_ms: i64) -> Option<i64> {
+    let postponed = SPAN_MS..=now_ms() + SOON_MS + SPAN_MS;
+    postponed.contains(&at_ms).then(|| at_ms - SPAN_MS)
 }
 
 /// Returns the present time, in milliseconds since 1970.
@@ -145,10 +157,40 @@ mod tests {
             ("RESTORE k 9 p ABSTTL".to_owned(), format!("RESTORE k {} p ABSTTL", 9 + SPAN_MS)),
             ("RESTORE k 0 p ABSTTL".to_owned(), "RESTORE k 0 p ABSTTL".to_owned()),
             ("RESTORE k 9 p".to_owned(), "RESTORE k 9 p".to_owned()),
+            (
+                "restore-asking k 9 p REPLACE ABSTTL".to_owned(),
+                format!("restore-asking k {} p REPLACE ABSTTL", 9 + SPAN_MS),
+            ),
+            ("RESTORE-ASKING k 0 p ABSTTL".to_owned(), "RESTORE-ASKING k 0 p ABSTTL".to_owned()),
             (format!("PEXPIREAT k {far}"), format!("PEXPIREAT k {far}")),
             ("INCRBY k 5".to_owned(), "INCRBY k 5".to_owned()),
         ] {
             assert_eq!(shifted(&command), expected);
+        }
+    }
+
+    #[test]
+    fn conditions_are_left_out_since_they_held() {
+        let far = now_ms() + 10 * SOON_MS;
+        for condition in ["GT", "lt", "NX", "XX", "XX GT"] {
+            let command = format!("PEXPIREAT k {far} {condition}");
+            assert_eq!(shifted(&command), format!("PEXPIREAT k {far}"));
+            let command = format!("EXPIREAT k 7 {condition}");
+            assert_eq!(shifted(&command), format!("EXPIREAT k {}", 7 + SPAN_MS / 1000));
+        }
+        assert_eq!(shifted("PEXPIREAT k"), "PEXPIREAT k", "the server refuses it");
+    }
+
+    #[test]
+    fn only_postponed_times_are_given_back() {
+        for at_ms in [0, 5, now_ms(), now_ms() + SOON_MS] {
+            assert_eq!(true_time(Shift::default().later(at_ms)), Some(at_ms));
+        }
+        assert_eq!(SPAN_MS % 1000, 0, "EXPIREAT has the same span");
+        // Dates of any year with four or five digits, and the greatest time.
+        let year_ms = 31_556_952_000;
+        for at_ms in (0..100_000).map(|year| year * year_ms).chain([-1, -2, i64::MAX]) {
+            assert_eq!(true_time(at_ms), None, "{at_ms}");
         }
     }
 }

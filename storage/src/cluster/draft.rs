@@ -37,7 +37,7 @@ pub enum MapRefusal {
         "shard {shard} cannot be split at slot {slot}: it does not have it, or it is its first one"
     )]
     NoSplit { shard: u16, slot: u16 },
-    #[error("there are {MAX_SHARDS} shards, and no more are possible")]
+    #[error("there are {MAX_SHARDS} shards, or will be, and no more are possible")]
     ManyShards,
     #[error("shard {0} must go from its sealed owner to an open one")]
     NoHeir(u16),

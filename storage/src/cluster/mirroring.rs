@@ -91,8 +91,10 @@ impl ShardTaker {
             }
         }
         let mut applied: Vec<Lsn> = opened.iter().map(OpenedShard::applied).collect();
-        let mirrored =
-            |one: OpenedShard| Shard::mirror(one.id, one.engine, one.control, self.presence_bytes);
+        let mirrored = |one: OpenedShard| {
+            let presence_bytes = self.presence_bytes(&one);
+            Shard::mirror(one.id, one.engine, one.control, presence_bytes)
+        };
         let mut shards: Vec<Shard> = opened.into_iter().map(mirrored).collect();
         // Nothing is given to the engines, however much there is.
         let mut replay = StartReplay::new(Vec::new(), usize::MAX, None);

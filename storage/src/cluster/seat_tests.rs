@@ -31,7 +31,7 @@ pub(super) const KEYS: u64 = 40;
 /// Times that a server tries to take its shards.
 const TRIES: usize = 20;
 /// Bytes of the filters of keys.
-const FILTERS: usize = 1 << 16;
+pub(super) const FILTERS: usize = 1 << 16;
 pub(super) const LEASE: Duration = Duration::from_millis(90);
 
 /// One life of a server.
@@ -194,6 +194,15 @@ impl TestServer {
                 Err(fault) => panic!("{fault:?}"),
             }
         }
+    }
+
+    /// Writes a text over that of a key which is not in memory, without reading it.
+    pub(super) fn put_blind(&mut self, n: u64, text: &[u8]) {
+        let store = &mut self.partition.store;
+        store.begin(NOW, true);
+        assert!(!store.is_hot(0, &key(n)));
+        let _ = store.replace(0, &key(n), text, 0).unwrap();
+        self.partition.commit(NOW).unwrap();
     }
 
     /// Notes which writes are durable by now.

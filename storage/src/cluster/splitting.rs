@@ -22,10 +22,11 @@ impl MapDraft {
     /// such a wish.
     ///
     /// # Errors
-    /// If the shard does not have the slot, or if it is its first one; if it was asked so before.
+    /// If the shard does not have the slot, or if it is its first one; if it was asked so before; if there is
+    /// no room for one more shard.
     pub fn want_split(&mut self, shard: u16, at: Option<u16>) -> Result<(), MapRefusal> {
         let slots = self.map.slots_of(shard);
-        let entry = self.map.shards.get_mut(usize::from(shard));
+        let entry = self.map.shards.get(usize::from(shard));
         let entry = entry.ok_or(MapRefusal::NoShard(shard))?;
         if entry.split_at == at {
             return Err(MapRefusal::NoChange);
@@ -33,7 +34,12 @@ impl MapDraft {
         if let Some(slot) = at.filter(|at| *at <= slots.start || *at >= slots.end) {
             return Err(MapRefusal::NoSplit { shard, slot });
         }
-        entry.split_at = at;
+        let wished = self.map.shards.iter().filter(|it| it.id != shard && it.split_at.is_some());
+        let shards = self.map.shards.len() + wished.count();
+        if at.is_some() && shards >= usize::from(MAX_SHARDS) {
+            return Err(MapRefusal::ManyShards);
+        }
+        self.map.shards[usize::from(shard)].split_at = at;
         Ok(())
     }
 
@@ -72,6 +78,11 @@ impl ClusterMap {
     pub fn lower_half(&self, shard: u16) -> Option<Range<u16>> {
         let at = self.shards.get(usize::from(shard))?.split_at?;
         Some(self.slots_of(shard).start..at)
+    }
+
+    /// Returns true if there may be one more shard.
+    pub fn has_room_for_shard(&self) -> bool {
+        self.shards.len() < usize::from(MAX_SHARDS)
     }
 
     /// Returns where the files of a shard are, and which rows count there, if it has one. `created`: the

@@ -1,6 +1,6 @@
 //! Shards that are split: nothing is copied, nothing is lost or doubled, and the space comes back.
 
-use super::seat_tests::{KEYS, TestServer, forget};
+use super::seat_tests::{FILTERS, KEYS, TestServer, forget};
 use super::splitting::ShardBranch;
 use super::{Life, ServerRole};
 use crate::clock::Clock;
@@ -116,6 +116,10 @@ async fn both_parts_of_a_shard_have_what_it_had_and_nothing_is_copied() {
     }
     assert_eq!(server.partition.store.layout().shards(), 5);
     server.check(1).await;
+    // The filters of the whole shards are in both parts, which have no more memory for them.
+    assert!(server.partition.shards.values().all(|shard| shard.presence().is_some()));
+    let filters = server.partition.presence_bytes();
+    assert!((FILTERS / 2..FILTERS + FILTERS / 20).contains(&filters), "{filters}");
     server.fill(2).await;
     // Others take all parts over, with what only the journal has.
     let mut other = TestServer::join(&store, 1).await;

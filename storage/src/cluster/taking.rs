@@ -12,7 +12,9 @@ use super::member::Life;
 use crate::clock::Clock;
 use crate::commit::Sealed;
 use crate::control::Control;
-use crate::directory::{EngineOpener, Manifest, OpenOptions, ShardHome, StartReplay, outdated};
+use crate::directory::{
+    EngineOpener, Manifest, OpenOptions, ShardHome, StartReplay, outdated, share,
+};
 use crate::encoding::{prefix_range, row};
 use crate::engine::{Claim, Engine};
 use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
@@ -71,8 +73,8 @@ pub(super) struct ShardTaker {
     journal: Arc<BucketJournal>,
     pub(super) clock: Clock,
     databases: u32,
-    /// Bytes of the filter of keys of one shard.
-    pub(super) presence_bytes: usize,
+    /// Bytes of the filters of keys of a server that has all slots.
+    presence_bytes: usize,
     /// Bytes of replayed rows from which on the engines get them.
     replay_bytes: usize,
 }
@@ -96,7 +98,7 @@ impl ShardTaker {
         Self {
             store: options.store.clone(),
             opener: EngineOpener::new(options, &manifest, &clock),
-            presence_bytes: options.presence_bytes / usize::from(manifest.layout().shards().max(1)),
+            presence_bytes: options.presence_bytes,
             replay_bytes: options.replay_bytes,
             databases: options.databases,
             manifest,
@@ -220,8 +222,16 @@ impl ShardTaker {
     }
 
     fn shard(&self, opened: OpenedShard) -> Shard {
+        let presence_bytes = self.presence_bytes(&opened);
         let OpenedShard { id, engine, control, .. } = opened;
-        Shard::new(id, engine, self.journal.epoch(), control, self.presence_bytes)
+        Shard::new(id, engine, self.journal.epoch(), control, presence_bytes)
+    }
+
+    /// Returns the bytes of the filter of keys that a shard may have here: a part by its slots, whatever filter
+    /// its former owner has stored.
+    pub(super) fn presence_bytes(&self, opened: &OpenedShard) -> usize {
+        let all = || self.manifest.layout().slots_of(opened.id);
+        share(self.presence_bytes, opened.slots.clone().unwrap_or_else(all).len())
     }
 
     /// Appends the adoption, which also gives new shards their generations. It has those of all shards, as the

@@ -7,9 +7,14 @@ use crate::place::Place;
 use crate::place::sim::{Client, Sim};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::timeout;
 
 /// The shard of which keys are created.
 const SHARD: u16 = 1;
+
+/// Bytes of a value that is not read together with other rows.
+const LARGE: usize = 64 << 10;
 
 fn store(client: &Arc<Client>) -> Place {
     Place::within(client.clone(), "data".into(), "memory:")
@@ -121,4 +126,43 @@ async fn a_server_that_was_taken_over_opens_no_engine_again() {
     assert!(former.sync().await);
     former.flush(SHARD).await;
     check(&mut former, &new, "by the successor").await;
+}
+
+/// The flush of a move that takes too long is dropped, and the shard stays: no pass may be left behind that
+/// nobody ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_flush_that_is_dropped_while_it_reads_old_rows_is_repeated() {
+    let sim = Sim::new(10);
+    let client = sim.client(0);
+    let mut former = TestServer::join(&store(&sim.client(0)), 0).await;
+    former.take().await;
+    for n in 0..KEYS {
+        former.put_text(n, vec![b'x'; LARGE]).await.unwrap();
+    }
+    assert!(former.sync().await);
+    let mut owner = TestServer::join(&store(&client), 1).await;
+    former.give(SHARD, Some(owner.seat.life())).await;
+    owner.take().await;
+    let own: Vec<u64> = (0..KEYS).filter(|n| owner.shard_of(*n) == SHARD).collect();
+    for n in &own {
+        owner.put_blind(*n, (n + 1).to_string().as_bytes());
+    }
+    assert!(owner.sync().await);
+    assert_eq!(owner.partition.unresolved(), own.len());
+    let journal = owner.journal.clone();
+    client.gets_wait.shut(true);
+    let mut detached = owner.partition.detach(SHARD).unwrap();
+    let flushed = timeout(Duration::from_millis(50), detached.flush(&journal)).await;
+    assert!(flushed.is_err(), "the old rows are in memory");
+    client.gets_wait.shut(false);
+    owner.partition.attach(detached.into_shard()).unwrap();
+    assert_eq!(owner.partition.unresolved(), own.len());
+    let rows = owner.partition.begin_pass(SHARD, true).expect("nothing is being read");
+    let read = rows.read().await;
+    owner.partition.end_pass(SHARD, read).unwrap();
+    assert_eq!(owner.partition.unresolved(), 0);
+    owner.flush(SHARD).await;
+    for n in own {
+        assert_eq!(owner.get(n).await, n + 1, "key {n}");
+    }
 }

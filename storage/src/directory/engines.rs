@@ -22,7 +22,7 @@ const CACHE_PARTS: usize = 8;
 const META_PART_BYTES: u64 = 16 << 20;
 
 /// Returns the part of a whole that a shard with so many slots has.
-pub(super) fn share(whole: usize, slots: usize) -> usize {
+pub(crate) fn share(whole: usize, slots: usize) -> usize {
     whole / usize::from(SLOTS) * slots + whole % usize::from(SLOTS) * slots / usize::from(SLOTS)
 }
 

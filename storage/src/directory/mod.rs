@@ -40,8 +40,8 @@ use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use controls::{all_outdated, open_shards, read_control, read_manifest, take_shared};
 pub(crate) use controls::{manifest_of, outdated, peek_control, peek_controls};
-pub(crate) use engines::EngineOpener;
-use engines::{open_engines, share};
+use engines::open_engines;
+pub(crate) use engines::{EngineOpener, share};
 pub(crate) use home::ShardHome;
 pub(crate) use identity::identity_problems;
 pub(crate) use location::ARCHIVE_MARK;
@@ -95,7 +95,7 @@ pub struct OpenOptions {
     pub merges: usize,
     /// How new files of the engines are compressed, if at all.
     pub compression: Option<Compression>,
-    /// Bytes of the filters of keys, all shards together.
+    /// Bytes of the filters of keys, all shards together; 0: stored ones are kept as they are.
     pub presence_bytes: usize,
     /// Local directory for cached files of a bucket, and the bytes it may take.
     pub cache: Option<(PathBuf, u64)>,

@@ -49,7 +49,7 @@ impl DetachedShard {
     }
 
     /// Resolves its blind operations, hands all pending rows over, and flushes them. Must run on the
-    /// background runtime. It can be attached again afterwards, whatever the outcome.
+    /// background runtime. It can be attached again afterwards, whatever the outcome, and if this is dropped.
     ///
     /// # Errors
     /// If something cannot be read or stored; the call may be repeated.

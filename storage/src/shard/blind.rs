@@ -12,6 +12,15 @@ use std::time::Duration;
 /// Age of an unresolved operation at which a pass begins.
 const PASS_AGE: Duration = Duration::from_secs(1);
 
+/// A pass that is aborted if it does not end: nobody else would, and no other one begins before.
+struct RunningPass<'a>(&'a mut Shard);
+
+impl Drop for RunningPass<'_> {
+    fn drop(&mut self) {
+        self.0.abort_pass();
+    }
+}
+
 impl Shard {
     /// Returns the number of unresolved operations.
     pub fn unresolved(&self) -> usize {
@@ -75,19 +84,15 @@ impl Shard {
         }
     }
 
-    /// Resolves all operations. No pass may be running.
+    /// Resolves all operations. No pass may be running. If it fails, or is dropped, none is afterwards.
     ///
     /// # Errors
     /// If an old row cannot be read.
     pub(crate) async fn resolve_all(&mut self) -> anyhow::Result<()> {
         while let Some(rows) = self.begin_pass(true) {
-            match rows.read().await {
-                Ok(states) => self.end_pass(&states),
-                Err(error) => {
-                    self.abort_pass();
-                    return Err(error);
-                }
-            }
+            let pass = RunningPass(self);
+            let states = rows.read().await?;
+            pass.0.end_pass(&states);
         }
         Ok(())
     }

@@ -124,9 +124,18 @@ impl std::fmt::Debug for Shard {
     }
 }
 
+/// Returns a stored filter of keys that takes at most `max_bytes`; if that is 0, it stays as it is. `None`: one
+/// that fits is made from the rows, which are at hand on a disk.
+fn fitting(kept: Presence, max_bytes: usize, is_remote: bool) -> Option<Presence> {
+    match max_bytes == 0 || kept.is_within_bound() {
+        true => Some(kept),
+        false => is_remote.then(|| kept.shrunk()),
+    }
+}
+
 impl Shard {
     /// Creates a shard from its engine's control rows. Its filter of keys takes at most
-    /// `presence_bytes`.
+    /// `presence_bytes`; 0: a stored one is kept as it is.
     pub fn new(
         id: u16,
         engine: Engine,
@@ -138,7 +147,8 @@ impl Shard {
         counters.keep_only(&control.generations.live);
         let kept = control
             .complete
-            .and_then(|_| Presence::from_pieces(&control.presence, presence_bytes).map(Arc::new));
+            .and_then(|_| Presence::from_pieces(&control.presence, presence_bytes))
+            .and_then(|kept| fitting(kept, presence_bytes, engine.is_remote()));
         let mut shard = Self {
             id,
             stay: 0,
@@ -158,7 +168,7 @@ impl Shard {
             inherited: 0,
             merged: 0,
             handed: control.applied,
-            presence: kept,
+            presence: kept.map(Arc::new),
             making: None,
             presence_bytes,
             due_from_ms: 0,

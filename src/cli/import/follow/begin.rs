@@ -79,6 +79,13 @@ pub(super) fn check_replaced(pair: &mut Pair, replace: bool) -> Result<()> {
             "{to} has {keys} keys, and following another server deletes them: if they are to go, use --replace"
         );
     }
+    let libraries = pair.target.info("memory")?.number("number_of_libraries");
+    if !is_replica && !replace && libraries > 0 {
+        bail!(
+            "{to} has {libraries} libraries of functions, and following another server deletes them: if they \
+            are to go, use --replace"
+        );
+    }
     Ok(())
 }
 

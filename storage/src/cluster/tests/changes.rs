@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::cluster::{MemberState, ServerRole};
+use crate::slot::MAX_SHARDS;
 use MapRefusal::{
-    Full, Leaving, NoChange, NoHeir, NoHost, NoLife, NoSettings, NoShard, NodeIsOpen, NotOpen,
-    NotOwner, Owned, OwnsShards, Parked, Replica,
+    Full, Leaving, ManyShards, NoChange, NoHeir, NoHost, NoLife, NoSettings, NoShard, NodeIsOpen,
+    NotOpen, NotOwner, Owned, OwnsShards, Parked, Replica,
 };
 
 const A: Life = Life(1);
@@ -50,6 +51,29 @@ fn empty(shards: u16) -> ClusterMap {
 /// Returns the owners of all shards.
 fn owners(map: &ClusterMap) -> Vec<Option<Life>> {
     map.shards().iter().map(|shard| shard.owner).collect()
+}
+
+#[test]
+fn no_split_is_wished_for_that_would_make_too_many_shards() {
+    let map = empty(MAX_SHARDS - 2);
+    let slots = [0, 1, 2].map(|shard| map.slots_of(shard).start + 1);
+    let map = after(&map, |draft| {
+        draft.want_split(0, Some(slots[0])).unwrap();
+        draft.want_split(1, Some(slots[1])).unwrap();
+    });
+    assert!(map.has_room_for_shard());
+    assert_eq!(refused(&map, |draft| draft.want_split(2, Some(slots[2]))), ManyShards);
+    // One that was wished for may be elsewhere, and end.
+    let map = after(&map, |draft| {
+        draft.want_split(0, Some(slots[0] + 1)).unwrap();
+        draft.want_split(1, None).unwrap();
+        draft.want_split(2, Some(slots[2])).unwrap();
+    });
+    assert_eq!(map.lower_half(0), Some(0..2));
+    let full = empty(MAX_SHARDS);
+    assert!(!full.has_room_for_shard());
+    let at = full.slots_of(5).start + 1;
+    assert_eq!(refused(&full, |draft| draft.want_split(5, Some(at))), ManyShards);
 }
 
 /// Three nodes with two shards each.
