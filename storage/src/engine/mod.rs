@@ -3,6 +3,7 @@
 pub(crate) mod branch;
 pub(crate) mod checkpoint;
 mod claims;
+mod collector;
 mod damage;
 mod database;
 mod fences;
@@ -50,6 +51,7 @@ use crate::journal::Lsn;
 use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
+use collector::CollectorFilter;
 pub(crate) use damage::DamagedFile;
 use damage::with_causes;
 use database::Database;
@@ -477,11 +479,9 @@ impl How {
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
         let mut settings = engine_settings(upkeep);
         let readers = Arc::new(Readers::default());
-        let mut collector = GarbageCollectorBuilder::new(path.clone(), store.clone())
-            .with_options(settings.garbage_collector_options.take().unwrap_or_default());
-        if upkeep.keep_files.is_none() {
-            collector = collector.with_gc_filter(readers.clone());
-        }
+        let collector = GarbageCollectorBuilder::new(path.clone(), store.clone())
+            .with_options(settings.garbage_collector_options.take().unwrap_or_default())
+            .with_gc_filter(Arc::new(CollectorFilter::new(upkeep, &readers)));
         let opening = self
             .builder(&store)
             .with_settings(settings)
