@@ -58,6 +58,10 @@ impl Writes {
                     self.rows.fetch_add(1, Ordering::Relaxed);
                 }
             }
+            // It works: a file of that name is there, perhaps from a write whose answer was lost.
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                self.failing().remove(directory);
+            }
             Err(error) if is_answer(error) => {}
             Err(error) => {
                 let why = format!("writing {name}: {}", cause(error));

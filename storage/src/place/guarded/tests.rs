@@ -2,6 +2,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::engine::{Engine, ScanLimit, Upkeep};
 use crate::place::Place;
+use object_store::PutMode;
 use object_store::local::LocalFileSystem;
 use slatedb::db_cache::SplitCache;
 use std::io;
@@ -22,6 +23,8 @@ enum Fault {
     Hanging,
     /// Writes end with EIO, always.
     Unwritable,
+    /// So they do, although they are stored.
+    Unanswered,
 }
 
 /// A directory on a disk with faults.
@@ -50,7 +53,7 @@ impl Disk {
         }
         match self.fault() {
             Fault::Unreadable => Err(eio()),
-            Fault::Passing(0) | Fault::None | Fault::Unwritable => Ok(()),
+            Fault::Passing(0) | Fault::None | Fault::Unwritable | Fault::Unanswered => Ok(()),
             Fault::Passing(left) => {
                 self.set(Fault::Passing(left - 1));
                 Err(eio())
@@ -79,7 +82,8 @@ impl ObjectStore for Disk {
         options: PutOptions,
     ) -> Result<PutResult> {
         self.writing()?;
-        self.files.put_opts(to, body, options).await
+        let done = self.files.put_opts(to, body, options).await;
+        if self.fault() == Fault::Unanswered { Err(eio()) } else { done }
     }
 
     async fn put_multipart_opts(
@@ -274,4 +278,19 @@ async fn writes_are_repeated_until_the_disk_takes_them_and_say_so_meanwhile() {
     assert!(engine.progress() > before);
     assert_eq!((engine.trouble(), engine.closed()), (None, None));
     engine.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_was_lost_is_no_trouble_once_the_store_says_that_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+    let disk = Arc::new(Disk { files, fault: Mutex::new(Fault::Unanswered) });
+    let guarded = Guarded::new(disk.clone(), true);
+    let manifest = Path::from("db/manifest/00000000000000000007.manifest");
+    let put = || guarded.put_opts(&manifest, "new".into(), PutMode::Create.into());
+    assert!(put().await.is_err());
+    assert!(guarded.writes().trouble().is_some());
+    disk.set(Fault::None);
+    assert!(matches!(put().await, Err(Error::AlreadyExists { .. })));
+    assert_eq!(guarded.writes().trouble(), None);
 }
