@@ -1,5 +1,6 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+mod abandon;
 pub(crate) mod branch;
 pub(crate) mod checkpoint;
 mod claims;
@@ -238,7 +239,8 @@ impl Engine {
         let opened = Arc::new(RwLock::new(opened.with_context(context)?));
         let next_claim = Arc::new(std::sync::Mutex::new(how.claim.again()));
         let engine = Self { opened, turn: Arc::default(), how: how.clone(), next_claim };
-        engine.load_garbage().await.with_context(context)?;
+        let loaded = engine.load_garbage().await.with_context(context);
+        engine.or_close(loaded).await?;
         Ok(engine)
     }
 

@@ -11,9 +11,13 @@ use crate::scan::{Cursor, DueCursor};
 use crate::slot::{NotOwned, slot_of};
 use crate::value::{Entry, Hash, Str, Value};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 const NOW: u64 = 1_800_000_000_000;
+
+/// Time limit, on a busy machine, for what happens at once.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Fields of a hash whose elements have rows of their own.
 const FIELDS: u32 = 600;
@@ -716,5 +720,30 @@ async fn due_keys_are_found_page_by_page() {
         wanted.sort_unstable();
         assert_eq!(keys, wanted, "{limit}");
     }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_opened_again_in_vain_is_closed() {
+    let root = root();
+    let mut world = World::open(root.path(), 2).await;
+    let engine = world.workers[1].shards[&1].engine().clone();
+    engine.close().await.unwrap();
+    // Each engine that is open has the store.
+    let store = engine.place().store();
+    let users = Arc::strong_count(&store);
+    for _ in 0..3 {
+        let mut plan = world.workers[1].reopen(1).unwrap();
+        plan.flushed = Lsn::MAX / 2;
+        let refused = plan.run().await.unwrap_err().to_string();
+        assert!(refused.contains("files are missing"), "{refused}");
+    }
+    let begun = Instant::now();
+    while Arc::strong_count(&store) > users {
+        assert!(begun.elapsed() < PATIENCE, "engines are open that nobody uses");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let reopened = world.workers[1].reopen(1).unwrap().run().await.unwrap();
+    world.workers[1].reopened(1, reopened);
     world.close().await;
 }
