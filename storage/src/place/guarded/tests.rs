@@ -1,6 +1,6 @@
 use super::*;
 use crate::clock::Clock;
-use crate::engine::{Engine, ScanLimit, Upkeep};
+use crate::engine::{DamagedFile, Engine, ScanLimit, Upkeep};
 use crate::place::Place;
 use object_store::PutMode;
 use object_store::local::LocalFileSystem;
@@ -293,4 +293,29 @@ async fn a_write_whose_answer_was_lost_is_no_trouble_once_the_store_says_that_it
     disk.set(Fault::None);
     assert!(matches!(put().await, Err(Error::AlreadyExists { .. })));
     assert_eq!(guarded.writes().trouble(), None);
+}
+
+/// The error of a manifest that SlateDB does not understand is one of damaged files.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_has_closed_itself_does_not_say_that_rows_are_lost() {
+    let shard = Shard::new().await;
+    let engine = shard.open().await.unwrap();
+    let unflushed = Bytes::from_static(b"\x01unflushed");
+    engine.write(vec![(unflushed.clone(), Some(Bytes::from_static(b"row")))]).await.unwrap();
+    let keys = [Box::from(&unflushed[..])];
+    let is_there = |_: &[u8], row: Option<&[u8]>| row.is_some();
+    let read = engine.get_many(&keys, is_there).await.unwrap();
+    assert!(*read[0].as_ref().unwrap());
+    let manifests = shard.dir.path().join("db/manifest");
+    let listed = std::fs::read_dir(&manifests).unwrap().map(|file| file.unwrap().file_name());
+    let newest: u64 = listed.max().unwrap().to_str().unwrap()[..20].parse().unwrap();
+    std::fs::write(manifests.join(format!("{:020}.manifest", newest + 1)), "garbage").unwrap();
+    let closing = async {
+        while engine.closed().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closing).await.expect("it closes itself");
+    let error = engine.get_many(&keys, is_there).await.unwrap_err();
+    assert!(error.is::<DamagedFile>(), "{error:#}");
 }
