@@ -53,7 +53,9 @@ use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
 use collector::CollectorFilter;
+#[cfg(test)]
 pub(crate) use damage::DamagedFile;
+pub(crate) use damage::UnreadableFile;
 use damage::with_causes;
 use database::Database;
 use figures::Meters;

@@ -1,8 +1,9 @@
 //! Reads of single rows.
 
+use super::Engine;
+use super::damage::is_of_one_file;
 use super::database::Database;
 use super::points::{self, DiskRow, OnDisk, Point, Points};
-use super::{DamagedFile, Engine};
 use anyhow::Result;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
@@ -39,7 +40,7 @@ impl Engine {
     }
 
     /// Passes the rows of some keys to `take`, and returns its results in the order of the keys, or
-    /// errors in place of those whose rows lie in a damaged file; faster than [`get`](Self::get) one by
+    /// errors in place of those whose rows lie in a damaged or unreadable file; faster than [`get`](Self::get) one by
     /// one. Must run on the background runtime.
     ///
     /// # Errors
@@ -69,7 +70,7 @@ impl Engine {
         while let Some(read) = reads.next().await {
             let (n, row) = read;
             taken[n] = Some(match row {
-                Err(error) if !error.is::<DamagedFile>() => return Err(error),
+                Err(error) if !is_of_one_file(&error) => return Err(error),
                 row => row.map(|row| take(&keys[n], row.as_deref())),
             });
         }

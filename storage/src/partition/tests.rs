@@ -747,3 +747,33 @@ async fn an_engine_that_is_opened_again_in_vain_is_closed() {
     world.workers[1].reopened(1, reopened);
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_row_that_cannot_be_read_holds_up_no_other_one() {
+    let root = root();
+    let mut world = World::open(root.path(), 2).await;
+    let keys: Vec<_> = (0..10).map(|n| world.key(1, n)).collect();
+    for key in &keys {
+        world.set(1, key, b"old", 0).await;
+    }
+    world.store(1);
+    world.hand_over(1, 1).await;
+    let store = &mut world.workers[1].store;
+    store.begin(NOW, true);
+    keys.iter().for_each(|key| _ = store.replace(0, key, b"new", 0).unwrap());
+    world.store(1);
+    world.workers[1].cut(1);
+    let worker = &mut world.workers[1];
+    for unread in [3, 2, 0] {
+        let mut states = worker.begin_pass(1, false).unwrap().read().await.unwrap();
+        let failed = states.iter_mut().take(unread);
+        failed.for_each(|state| *state = Err(anyhow::anyhow!("the disk is away")));
+        assert_eq!(worker.end_pass(1, Ok(states)).is_err(), unread > 0);
+        assert_eq!((worker.unresolved(), worker.totals(0)), (unread, (10 + unread as u64, 0)));
+        assert_eq!(worker.take_cut(1).is_some(), unread == 0);
+    }
+    let handing = world.detach(1, 1);
+    world.attach(1, handing);
+    world.hand_over(1, 1).await;
+    world.close().await;
+}

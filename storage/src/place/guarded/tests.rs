@@ -1,6 +1,6 @@
 use super::*;
 use crate::clock::Clock;
-use crate::engine::{DamagedFile, Engine, ScanLimit, Upkeep};
+use crate::engine::{DamagedFile, Engine, ScanLimit, UnreadableFile, Upkeep};
 use crate::place::Place;
 use object_store::PutMode;
 use object_store::local::LocalFileSystem;
@@ -153,7 +153,10 @@ impl Shard {
     }
 
     async fn open_with(&self, read_limit: Duration) -> anyhow::Result<Engine> {
-        let upkeep = Upkeep { read_limit, ..Upkeep::default() };
+        self.open_as(Upkeep { read_limit, ..Upkeep::default() }).await
+    }
+
+    async fn open_as(&self, upkeep: Upkeep) -> anyhow::Result<Engine> {
         let cache = Arc::new(SplitCache::new().build());
         Engine::open(&self.place, cache, 1, Clock::default(), &upkeep).await
     }
@@ -318,4 +321,46 @@ async fn an_engine_that_has_closed_itself_does_not_say_that_rows_are_lost() {
     tokio::time::timeout(PATIENCE, closing).await.expect("it closes itself");
     let error = engine.get_many(&keys, is_there).await.unwrap_err();
     assert!(error.is::<DamagedFile>(), "{error:#}");
+}
+
+/// Returns the rows of keys that are in both files: those that there are, and the errors of the others.
+async fn read_some(engine: &Engine) -> (usize, Vec<anyhow::Error>) {
+    let keys: Vec<Box<[u8]>> = (0..4000).step_by(200).map(|n| key(n)[..].into()).collect();
+    let rows = engine.get_many(&keys, |_, row| row.is_some()).await.unwrap();
+    assert_eq!(rows.len(), keys.len());
+    let (there, unread): (Vec<_>, Vec<_>) = rows.into_iter().partition(Result::is_ok);
+    assert!(there.iter().all(|row| *row.as_ref().unwrap()));
+    (there.len(), unread.into_iter().filter_map(Result::err).collect())
+}
+
+/// Without point reads, which have files of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_cannot_be_read_keep_no_others_from_being_read() {
+    let shard = Shard::new().await;
+    let open = || shard.open_as(Upkeep { is_remote: true, ..Upkeep::default() });
+    let engine = open().await.unwrap();
+    assert_eq!(read_some(&engine).await.0, 20);
+    engine.close().await.unwrap();
+    // What is read once is cached.
+    let engine = open().await.unwrap();
+    shard.disk.set(Fault::Unreadable);
+    let (_, unread) = read_some(&engine).await;
+    assert_eq!(unread.len(), 20);
+    assert!(unread.iter().all(anyhow::Error::is::<UnreadableFile>), "{unread:?}");
+    shard.disk.set(Fault::None);
+    assert_eq!(read_some(&engine).await.0, 20, "the disk is back");
+    engine.close().await.unwrap();
+
+    let engine = open().await.unwrap();
+    // Each ends in the middle of its rows, so behind the beginning of some reads, and before that of others.
+    for file in shard.files() {
+        let size = std::fs::metadata(&file).unwrap().len();
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(size / 2).unwrap();
+    }
+    let (_, lost) = read_some(&engine).await;
+    assert!(!lost.is_empty());
+    assert!(lost.iter().all(anyhow::Error::is::<DamagedFile>), "{lost:?}");
+    let texts: Vec<_> = lost.iter().map(|error| format!("{error:#}")).collect();
+    assert!(texts.iter().all(|text| text.contains("is damaged: it should have")), "{texts:?}");
+    engine.close().await.unwrap();
 }
