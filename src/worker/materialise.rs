@@ -6,6 +6,7 @@
 //! has at most one such job at a time.
 
 use super::Worker;
+use super::resolve::FailedPasses;
 use super::stall::EngineWatch;
 use crate::node::REPLAYED_OPS_PER_S;
 use flagstone_storage::engine::{Engine, HandOverPace};
@@ -59,8 +60,8 @@ pub(super) struct ShardJob {
     pub(super) flushing: bool,
     /// True while passes over blind operations run, and until that may be tried again.
     pub(super) resolving: bool,
-    /// The error of the last pass.
-    pub(super) unresolvable: Option<String>,
+    /// The passes that fail, until one does not.
+    pub(super) unresolvable: Option<FailedPasses>,
     pub(super) watched: EngineWatch,
 }
 

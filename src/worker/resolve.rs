@@ -4,10 +4,19 @@
 use super::Worker;
 use super::materialise::RETRY;
 use flagstone_storage::OldRows;
-use flagstone_storage::partition::{PassStates, Stay};
-use flagstone_storage::shard::Shard;
+use flagstone_storage::partition::Stay;
+use flagstone_storage::shard::{PassStates, Shard};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Passes of a shard that fail.
+pub(super) struct FailedPasses {
+    /// Time since when each has failed.
+    pub(super) since: Instant,
+    /// The error of the last one.
+    pub(super) error: String,
+}
 
 impl Worker {
     /// Starts a pass for a shard if one is due; `all`: it is due if anything is unresolved.
@@ -42,12 +51,14 @@ impl Worker {
                 Err(error) => {
                     let what = format!("replaced rows of shard {}", stay.shard);
                     self.tell_unreadable(&what, &error);
-                    Some(format!("ERR the data could not be read: {error:#}"))
+                    Some(format!("{error:#}"))
                 }
             };
             let has_failed = error.is_some();
             if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
-                job.unresolvable = error;
+                let since =
+                    job.unresolvable.take().map_or_else(Instant::now, |before| before.since);
+                job.unresolvable = error.map(|error| FailedPasses { since, error });
             }
             self.passes.ended.notify_waiters();
             if has_failed {
@@ -62,7 +73,9 @@ impl Worker {
 
     /// Returns the error of a pass that has failed and is not repeated yet.
     fn unresolvable(&self) -> Option<String> {
-        self.passes.jobs.borrow().values().find_map(|job| job.unresolvable.clone())
+        let jobs = self.passes.jobs.borrow();
+        let failed = jobs.values().find_map(|job| job.unresolvable.as_ref())?;
+        Some(format!("ERR the data could not be read: {}", failed.error))
     }
 
     /// Ends a pass with the rows that were read, and begins the next one if it is due.

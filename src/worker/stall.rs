@@ -2,6 +2,7 @@
 //! themselves.
 
 use super::Worker;
+use super::resolve::FailedPasses;
 use crate::stalls::Stall;
 use flagstone_storage::engine::{Closed, Engine};
 use flagstone_storage::partition::Stay;
@@ -94,13 +95,14 @@ impl Silence {
 }
 
 impl EngineWatch {
-    /// Returns why the engine is stalled now, if it is. `waits`: it has work to do. `cpu_wait`: the
-    /// part of the time that workers wait for a CPU.
+    /// Returns why the engine is stalled now, if it is. `waits`: it has work to do. `unread`: the rows
+    /// that a hand-over has to know before cannot be read. `cpu_wait`: the part of the time that workers
+    /// wait for a CPU.
     fn look(
         &mut self,
         now: Instant,
         engine: &Engine,
-        waits: bool,
+        (waits, unread): (bool, Option<&FailedPasses>),
         cpu_wait: f64,
     ) -> Option<String> {
         let silence = self.silence.look(now, waits.then(|| engine.progress()), cpu_wait);
@@ -119,6 +121,12 @@ impl EngineWatch {
         }
         if let Some((_, why)) = engine.trouble().filter(|(time, _)| *time >= FAILING) {
             return Some(why);
+        }
+        if let Some(passes) = unread.filter(|passes| now.duration_since(passes.since) >= SILENT) {
+            return Some(format!(
+                "rows that writes have replaced cannot be read: {}",
+                passes.error
+            ));
         }
         (silence >= SILENT).then(|| format!("its engine takes no rows{}", error()))
     }
@@ -154,7 +162,9 @@ impl Worker {
             // A hand-over waits for the journal first.
             let hands = job.handing.is_some_and(|lsn| lsn <= durable);
             let waits = hands || job.flushing;
-            let why = job.watched.look(now, shard.engine(), waits, cpu_wait);
+            let is_held_up = !shard.is_mirrored() && shard.unresolved() > 0;
+            let unread = job.unresolvable.as_ref().filter(|_| is_held_up);
+            let why = job.watched.look(now, shard.engine(), (waits, unread), cpu_wait);
             let stall = match shard.broken() {
                 Some(lsn) => Some(Stall {
                     why: format!("the record {lsn} of the journal cannot be understood"),

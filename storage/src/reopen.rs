@@ -27,9 +27,6 @@ use std::time::Duration;
 /// Bytes of journal rows that are handed over in one piece.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// Time limit for closing the old engine.
-const CLOSING: Duration = Duration::from_secs(5);
-
 /// How long the lease on the data may take to be renewed before an engine in a bucket is opened again.
 const CLAIMING: Duration = Duration::from_secs(5);
 
@@ -66,13 +63,21 @@ impl Reopen {
         // them.
         let id = self.journal.hold(self.flushed + 1, u64::MAX);
         let held = ReplayHold { journal: self.journal.clone(), id };
-        let old = self.engine.clone();
-        // The old engine has failed: errors of its closing do not matter, but its tasks must end.
-        let _ = tokio::time::timeout(CLOSING, old.close()).await;
+        // The old engine has failed.
+        self.engine.abandon().await;
         if self.engine.is_remote() {
             self.claim().await?;
         }
         let engine = self.engine.open_again().await?;
+        let completed = self.complete(&engine, held.id).await;
+        let reopened = engine.or_close(completed).await?;
+        self.engine.replace(&engine);
+        *turn = Turn { lsn: self.handed, ..Turn::default() };
+        Ok(reopened)
+    }
+
+    /// Checks what a new engine has, and gives it what it lacks.
+    async fn complete(&self, engine: &Engine, hold: HoldId) -> Result<Reopened> {
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
         let control = Control::read(&rows).map_err(anyhow::Error::msg)?;
         if control.applied < self.flushed {
@@ -95,18 +100,13 @@ impl Reopen {
             records: 0,
             generations: control.generations.clone(),
         };
-        if control.applied < self.handed
-            && let Err(error) = self.replay_missing(&engine, control, held.id, &mut reopened).await
-        {
-            let _ = tokio::time::timeout(CLOSING, engine.close()).await;
-            return Err(error);
+        if control.applied < self.handed {
+            self.replay_missing(engine, control, hold, &mut reopened).await?;
         }
         if let Some(slots) = engine.slots().filter(|slots| kept.as_ref() != Some(slots)) {
             // It was just split.
             engine.write(vec![slots_row(Some(&slots))]).await?;
         }
-        self.engine.replace(&engine);
-        *turn = Turn { lsn: self.handed, ..Turn::default() };
         Ok(reopened)
     }
 

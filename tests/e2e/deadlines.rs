@@ -301,6 +301,46 @@ fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
     server.stop();
 }
 
+/// The server has the file open while it is cut.
+#[test]
+fn a_file_that_is_cut_short_does_not_keep_its_shard_from_storing_new_values() {
+    let mut server = Server::start(&OPTIONS);
+    let mut pipe = redis::pipe();
+    for n in 0..20_000 {
+        pipe.set(key(n % 2, n), "v".repeat(100)).ignore();
+    }
+    let () = pipe.query(&mut server.client()).expect("stored");
+    server.stop();
+    server.restart();
+    let file = biggest(&server.dir().join("data"));
+    let whole = fs::read(&file).expect("read");
+    cut(&file, whole.len() as u64 / 3);
+    let mut client = client(&server);
+    let is_lost =
+        |n: usize, client: &mut Connection| client.get::<_, String>(key(n % 2, n)).is_err();
+    let lost = (4000..8000).filter(|n| is_lost(*n, &mut client)).count();
+    assert!(lost > 0, "no key of the rest is among those");
+    let mut pipe = redis::pipe();
+    for n in 0..4000 {
+        pipe.set(key(n % 2, n), n).ignore();
+    }
+    let () = pipe.query(&mut client).expect("stored without a look at what was there");
+    let keys: usize = redis::cmd("DBSIZE").query(&mut client).expect("a number");
+    assert_eq!(keys, 20_000);
+    assert_eq!(stalled_shards(&mut client), "");
+    server.stop();
+    assert!(server.log().contains("replaced rows are damaged"), "{}", server.log());
+    // A start refuses the cut file.
+    fs::write(&file, &whole).expect("written");
+    server.restart();
+    let mut client = server.client();
+    for n in 0..4000 {
+        assert_eq!(client.get::<_, usize>(key(n % 2, n)), Ok(n));
+    }
+    assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client), Ok(20_000));
+    server.stop();
+}
+
 #[test]
 fn a_start_whose_rows_find_no_room_ends_with_the_reason_and_the_next_one_has_all() {
     const KEYS: usize = 20_000;

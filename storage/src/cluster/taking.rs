@@ -21,7 +21,7 @@ use crate::journal::{BucketJournal, Journal, Lsn, Recovered};
 use crate::place::Place;
 use crate::shard::Shard;
 use anyhow::{Context, Result, bail};
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -129,6 +129,18 @@ impl ShardTaker {
             journals.push(journal);
         }
         let opened = self.open(given, is_mine).await?;
+        let engines: Vec<Engine> = opened.iter().map(|one| one.engine.clone()).collect();
+        let taken = self.take_opened(given, opened, &journals).await;
+        Engine::or_close_all(&engines, taken).await
+    }
+
+    /// Takes the shards of these engines. `journals`: those of other lives that may have records of them.
+    async fn take_opened(
+        &self,
+        given: &[GivenShard],
+        opened: Vec<OpenedShard>,
+        journals: &[&Arc<SealedLife>],
+    ) -> Result<Vec<TakenShard>> {
         for (one, given) in opened.iter().zip(given) {
             let recovered = journals.iter().map(|journal| journal.recovered());
             one.check_age(&self.store, given.stored, recovered)?;
@@ -186,7 +198,10 @@ impl ShardTaker {
         }
         let opening = given.iter().zip(&homes).zip(epochs);
         let opening = opening.map(|((one, home), epoch)| self.open_one(&one.entry, home, epoch));
-        try_join_all(opening).await
+        // All are opened to the end: of one that is given up half-way, nobody could close the engine.
+        let opened = join_all(opening).await;
+        let engines: Vec<Engine> = opened.iter().flatten().map(|one| one.engine.clone()).collect();
+        Engine::or_close_all(&engines, opened.into_iter().collect()).await
     }
 
     async fn open_one(
@@ -197,7 +212,8 @@ impl ShardTaker {
     ) -> Result<OpenedShard> {
         let files = |place: &Place| Ok(place.stamping());
         let engine = self.opener.open(home, &files, Claim::After(epoch)).await?;
-        self.opened(entry, home, engine).await
+        let opened = self.opened(entry, home, engine.clone()).await;
+        engine.or_close(opened).await
     }
 
     /// Reads the control rows of an engine, and checks that it is that of the shard.

@@ -44,6 +44,11 @@ impl Database {
         }
     }
 
+    /// Returns true if it has closed itself, or was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.subscribe().borrow().close_reason.is_some()
+    }
+
     pub(super) fn manifest(&self) -> VersionedManifest {
         match self {
             Self::Own(db) => db.manifest(),

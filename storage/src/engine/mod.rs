@@ -1,8 +1,10 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+mod abandon;
 pub(crate) mod branch;
 pub(crate) mod checkpoint;
 mod claims;
+mod collector;
 mod damage;
 mod database;
 mod fences;
@@ -50,7 +52,10 @@ use crate::journal::Lsn;
 use crate::place::{Guarded, Place, Writes, admin};
 use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
+use collector::CollectorFilter;
+#[cfg(test)]
 pub(crate) use damage::DamagedFile;
+pub(crate) use damage::UnreadableFile;
 use damage::with_causes;
 use database::Database;
 use figures::Meters;
@@ -236,7 +241,8 @@ impl Engine {
         let opened = Arc::new(RwLock::new(opened.with_context(context)?));
         let next_claim = Arc::new(std::sync::Mutex::new(how.claim.again()));
         let engine = Self { opened, turn: Arc::default(), how: how.clone(), next_claim };
-        engine.load_garbage().await.with_context(context)?;
+        let loaded = engine.load_garbage().await.with_context(context);
+        engine.or_close(loaded).await?;
         Ok(engine)
     }
 
@@ -477,11 +483,9 @@ impl How {
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
         let mut settings = engine_settings(upkeep);
         let readers = Arc::new(Readers::default());
-        let mut collector = GarbageCollectorBuilder::new(path.clone(), store.clone())
-            .with_options(settings.garbage_collector_options.take().unwrap_or_default());
-        if upkeep.keep_files.is_none() {
-            collector = collector.with_gc_filter(readers.clone());
-        }
+        let collector = GarbageCollectorBuilder::new(path.clone(), store.clone())
+            .with_options(settings.garbage_collector_options.take().unwrap_or_default())
+            .with_gc_filter(Arc::new(CollectorFilter::new(upkeep, &readers)));
         let opening = self
             .builder(&store)
             .with_settings(settings)

@@ -5,8 +5,7 @@
 //! files. So a file is deleted as soon as the engine knows that it is replaced, and each read that
 //! had begun by then has ended. SlateDB's collector asks here before it deletes.
 
-use async_trait::async_trait;
-use slatedb::{DbStatus, GcFilter, ObjectMetadata};
+use slatedb::{DbStatus, ObjectMetadata};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
@@ -62,9 +61,19 @@ impl Readers {
         EngineRead { readers: self.clone(), number }
     }
 
-    /// Returns those of `files`, all of which are replaced, that no read needs. `used`: the ids of
-    /// the files that the current manifest names.
-    fn unneeded(
+    /// Returns those of `files`, which are all files that are replaced, that no read needs.
+    pub(super) fn unneeded(&self, files: HashSet<ObjectMetadata>) -> HashSet<ObjectMetadata> {
+        let Some(status) = self.status.get() else { return HashSet::new() };
+        let used = {
+            let status = status.borrow();
+            let views = status.current_manifest.all_sst_views();
+            views.map(|view| format!("{}.sst", view.sst.id.value())).collect()
+        };
+        self.unneeded_beside(files, &used)
+    }
+
+    /// Like [`unneeded`](Self::unneeded). `used`: the names of the files that the current manifest names.
+    fn unneeded_beside(
         &self,
         files: HashSet<ObjectMetadata>,
         used: &HashSet<String>,
@@ -76,10 +85,6 @@ impl Readers {
         let mut unneeded = HashSet::new();
         for file in files {
             let path = file.location.as_ref();
-            if file.location.extension() != Some("sst") {
-                unneeded.insert(file);
-                continue;
-            }
             if file.location.filename().is_some_and(|name| used.contains(name)) {
                 continue;
             }
@@ -91,19 +96,6 @@ impl Readers {
             }
         }
         unneeded
-    }
-}
-
-#[async_trait]
-impl GcFilter for Readers {
-    async fn filter(&self, candidates: HashSet<ObjectMetadata>) -> HashSet<ObjectMetadata> {
-        let Some(status) = self.status.get() else { return HashSet::new() };
-        let used = {
-            let status = status.borrow();
-            let views = status.current_manifest.all_sst_views();
-            views.map(|view| format!("{}.sst", view.sst.id.value())).collect()
-        };
-        self.unneeded(candidates, &used)
     }
 }
 
@@ -126,7 +118,7 @@ mod tests {
     fn deleted(readers: &Readers, replaced: &[&str], used: &[&str]) -> Vec<String> {
         let used = used.iter().map(|name| format!("{name}.sst")).collect();
         let files = replaced.iter().map(|name| file(name)).collect();
-        let unneeded = readers.unneeded(files, &used);
+        let unneeded = readers.unneeded_beside(files, &used);
         let mut names: Vec<_> =
             unneeded.iter().map(|f| f.location.filename().unwrap().to_owned()).collect();
         names.sort();
@@ -160,12 +152,5 @@ mod tests {
         assert!(deleted(&readers, &["a.sst"], &[]).is_empty());
         drop(reading);
         assert_eq!(deleted(&readers, &["a.sst"], &[]), ["a.sst"]);
-    }
-
-    #[test]
-    fn manifests_are_not_held_back() {
-        let readers = Arc::new(Readers::default());
-        let _reading = readers.begin();
-        assert_eq!(deleted(&readers, &["1.manifest", "a.sst"], &[]), ["1.manifest"]);
     }
 }

@@ -1,7 +1,9 @@
 //! Reads of single rows.
 
+use super::Engine;
+use super::damage::is_of_one_file;
+use super::database::Database;
 use super::points::{self, DiskRow, OnDisk, Point, Points};
-use super::{DamagedFile, Engine};
 use anyhow::Result;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
@@ -38,11 +40,11 @@ impl Engine {
     }
 
     /// Passes the rows of some keys to `take`, and returns its results in the order of the keys, or
-    /// errors in place of those whose rows lie in a damaged file; faster than [`get`](Self::get) one by
+    /// errors in place of those whose rows lie in a damaged or unreadable file; faster than [`get`](Self::get) one by
     /// one. Must run on the background runtime.
     ///
     /// # Errors
-    /// If a row cannot be read for another reason.
+    /// If a row cannot be read for another reason, or if the engine has closed itself.
     pub async fn get_many<T>(
         &self,
         keys: &[Box<[u8]>],
@@ -62,19 +64,34 @@ impl Engine {
             taken[n] = row.map(|row| Ok(take(&keys[n], row.as_deref())));
         }
         let unread: Vec<usize> = (0..keys.len()).filter(|n| taken[*n].is_none()).collect();
-        let reads = unread.into_iter().map(|n| self.get_numbered(keys, n));
+        let (_reading, db) = self.begin_read();
+        let reads = unread.into_iter().map(|n| self.get_numbered(&db, &keys[n], n));
         let mut reads = stream::iter(reads).buffered(READS);
         while let Some(read) = reads.next().await {
             let (n, row) = read;
             taken[n] = Some(match row {
-                Err(error) if !error.is::<DamagedFile>() => return Err(error),
+                Err(error) if !is_of_one_file(&error) => return Err(error),
                 row => row.map(|row| take(&keys[n], row.as_deref())),
             });
         }
-        Ok(taken.into_iter().flatten().collect())
+        let mut taken: Vec<Result<T>> = taken.into_iter().flatten().collect();
+        // A closed database answers all reads with the error that has closed it, which may be one of a
+        // damaged file: it says nothing about the rows.
+        if db.is_closed()
+            && let Some(failed) = taken.iter().position(Result::is_err)
+            && let Err(error) = taken.swap_remove(failed)
+        {
+            return Err(error);
+        }
+        Ok(taken)
     }
 
-    async fn get_numbered(&self, keys: &[Box<[u8]>], n: usize) -> (usize, Result<Option<Bytes>>) {
-        (n, self.get(&keys[n]).await)
+    async fn get_numbered(
+        &self,
+        db: &Database,
+        key: &[u8],
+        n: usize,
+    ) -> (usize, Result<Option<Bytes>>) {
+        (n, self.read(db.get(key)).await)
     }
 }

@@ -39,12 +39,12 @@ const CACHED_BYTES: usize = 256 << 10;
 /// Files of the disk cache that each engine keeps open.
 const CACHED_FILES: usize = 128;
 
-/// Age below which a manifest is not deleted, in a remote store and on a local disk, where there are
-/// several new ones a second.
+/// How long a manifest stays after this process has found it, in a remote store and on a local disk,
+/// where there are several new ones a second.
 const MANIFEST_AGE: Duration = Duration::from_secs(300);
 const LOCAL_MANIFEST_AGE: Duration = Duration::from_secs(60);
 
-/// Age below which no file is deleted, whether or not a read needs it.
+/// Age below which no file is deleted, by the clock of the engine.
 const NEW_FILES: Duration = Duration::from_secs(1);
 
 /// Minimum interval at which a running merge is noted, so that the next process may go on with it.
@@ -139,6 +139,11 @@ pub(super) fn cache_options(upkeep: &Upkeep) -> ObjectStoreCacheOptions {
     }
 }
 
+/// Returns how long a manifest, or a list of merges, stays after this process has found it.
+pub(super) fn versions_age(upkeep: &Upkeep) -> Duration {
+    upkeep.keep_files.map_or(LOCAL_MANIFEST_AGE, |_| MANIFEST_AGE)
+}
+
 pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
     let file_bytes = memtables::file_limit(upkeep);
     let directory = |min_age| {
@@ -148,7 +153,6 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
             ..GarbageCollectorDirectoryOptions::default()
         })
     };
-    let manifest_age = upkeep.keep_files.map_or(LOCAL_MANIFEST_AGE, |_| MANIFEST_AGE);
     Settings {
         wal_enabled: false,
         compression_codec: upkeep.compression.map(Compression::codec),
@@ -168,9 +172,10 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
         // The builder gets them.
         compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {
-            manifest_options: directory(manifest_age),
+            // The collector's filter keeps manifests and lists of merges for longer.
+            manifest_options: directory(NEW_FILES),
             compacted_options: directory(upkeep.keep_files.unwrap_or(NEW_FILES)),
-            compactions_options: directory(manifest_age),
+            compactions_options: directory(NEW_FILES),
             wal_options: None,
             wal_fence_options: None,
             // Local directories have no conditional overwrite.

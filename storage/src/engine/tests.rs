@@ -27,6 +27,10 @@ impl Process {
     }
 
     fn start_with(store: &Arc<InMemory>, compression: Option<Compression>) -> Self {
+        Self::start_at(store, compression, Clock::default())
+    }
+
+    fn start_at(store: &Arc<InMemory>, compression: Option<Compression>, clock: Clock) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
@@ -39,7 +43,7 @@ impl Process {
         };
         let cache = Arc::new(SplitCache::new().build());
         let place = Place::within(store.clone(), "db".into(), "memory");
-        let open = Engine::open(&place, cache, 1, Clock::default(), &upkeep);
+        let open = Engine::open(&place, cache, 1, clock, &upkeep);
         let engine = runtime.block_on(open).unwrap();
         Self { runtime, engine }
     }
@@ -270,6 +274,31 @@ fn files_are_readable_and_merged_whatever_their_compression() {
     process.kill();
 }
 
+/// Each read begins before the last one ends.
+#[test]
+fn replaced_files_go_although_there_is_always_a_read() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    let files = || {
+        let listed = store.list(Some(&"db/compacted".into())).try_collect::<Vec<_>>();
+        process.runtime.block_on(listed).unwrap()
+    };
+    process.put(LIVE, 0..100);
+    process.flush();
+    let first = files().pop().expect("a file").location;
+    let mut reading = process.engine.begin_read();
+    let begun = Instant::now();
+    while files().iter().any(|file| file.location == first) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the file stays");
+        process.put(LIVE, 0..100);
+        process.flush();
+        std::thread::sleep(Duration::from_millis(50));
+        reading = process.engine.begin_read();
+    }
+    drop(reading);
+    process.kill();
+}
+
 #[test]
 fn in_a_bucket_replaced_files_stay_for_a_while() {
     let upkeep = Upkeep::remote(Duration::from_secs(1));
@@ -277,7 +306,30 @@ fn in_a_bucket_replaced_files_stay_for_a_while() {
     assert_eq!(compactor_options(&upkeep).checkpoint_lifetime, kept);
     let options = engine_settings(&upkeep).garbage_collector_options.unwrap();
     assert_eq!(options.compacted_options.unwrap().min_age, kept);
-    assert_eq!(options.manifest_options.unwrap().min_age, Duration::from_secs(300));
+}
+
+/// The time is a day ahead of that of the files, as when the system's clock was set back.
+#[test]
+fn no_manifest_is_deleted_soon_by_a_clock_that_is_ahead() {
+    let store = Arc::new(InMemory::new());
+    let clock = Clock::default();
+    clock.at_least(clock.now_ms() + 24 * 3_600_000);
+    let process = Process::start_at(&store, None, clock);
+    let newest = || {
+        let admin = admin(store.clone(), "db");
+        process.runtime.block_on(admin.read_manifest(None)).unwrap().unwrap().id()
+    };
+    let rounds = Instant::now();
+    // For some rounds of the collector.
+    while rounds.elapsed() < Duration::from_secs(2) {
+        process.put(LIVE, 0..100);
+        process.flush();
+    }
+    let made = newest();
+    let left = store.list(Some(&"db/manifest".into())).try_collect::<Vec<_>>();
+    let left = process.runtime.block_on(left).unwrap().len() as u64;
+    assert!(made > 10 && left >= made, "of {made} manifests {left} are left");
+    process.kill();
 }
 
 #[test]

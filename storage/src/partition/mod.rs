@@ -13,10 +13,9 @@ use crate::feed::Feed;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::need::PointReads;
 use crate::presence::Presence;
-use crate::shard::{Cut, OldRows, Reopen, Reopened, Shard};
+use crate::shard::{Cut, OldRows, PassStates, Reopen, Reopened, Shard};
 use crate::slot::Layout;
 use crate::store::{DirtyKey, Store, Versions};
-use crate::value::JournaledState;
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -43,9 +42,6 @@ impl FailedRound {
         self.keys.iter().map(|key| (key.db, &*key.key))
     }
 }
-
-/// The states of keys that a pass has read; `None`: the key did not exist.
-pub type PassStates = Vec<Option<JournaledState>>;
 
 /// See the module's description.
 pub struct Partition {
@@ -364,14 +360,12 @@ impl Partition {
     /// Ends a pass with the rows that were read.
     ///
     /// # Errors
-    /// That of the read: the operations remain unresolved.
+    /// That of the read, or of a row that cannot be read: the operations, or those on such rows, remain
+    /// unresolved.
     pub fn end_pass(&mut self, shard: u16, read: Result<PassStates>) -> Result<()> {
         let Some(of) = self.shards.get_mut(&shard) else { return Ok(()) };
         let read = match read {
-            Ok(states) => {
-                of.end_pass(&states);
-                Ok(())
-            }
+            Ok(states) => of.end_pass(states),
             Err(error) => {
                 of.abort_pass();
                 Err(error)

@@ -11,9 +11,13 @@ use crate::scan::{Cursor, DueCursor};
 use crate::slot::{NotOwned, slot_of};
 use crate::value::{Entry, Hash, Str, Value};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 const NOW: u64 = 1_800_000_000_000;
+
+/// Time limit, on a busy machine, for what happens at once.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Fields of a hash whose elements have rows of their own.
 const FIELDS: u32 = 600;
@@ -716,5 +720,60 @@ async fn due_keys_are_found_page_by_page() {
         wanted.sort_unstable();
         assert_eq!(keys, wanted, "{limit}");
     }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_opened_again_in_vain_is_closed() {
+    let root = root();
+    let mut world = World::open(root.path(), 2).await;
+    let engine = world.workers[1].shards[&1].engine().clone();
+    engine.close().await.unwrap();
+    // Each engine that is open has the store.
+    let store = engine.place().store();
+    let users = Arc::strong_count(&store);
+    for _ in 0..3 {
+        let mut plan = world.workers[1].reopen(1).unwrap();
+        plan.flushed = Lsn::MAX / 2;
+        let refused = plan.run().await.unwrap_err().to_string();
+        assert!(refused.contains("files are missing"), "{refused}");
+    }
+    let begun = Instant::now();
+    while Arc::strong_count(&store) > users {
+        assert!(begun.elapsed() < PATIENCE, "engines are open that nobody uses");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let reopened = world.workers[1].reopen(1).unwrap().run().await.unwrap();
+    world.workers[1].reopened(1, reopened);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_row_that_cannot_be_read_holds_up_no_other_one() {
+    let root = root();
+    let mut world = World::open(root.path(), 2).await;
+    let keys: Vec<_> = (0..10).map(|n| world.key(1, n)).collect();
+    for key in &keys {
+        world.set(1, key, b"old", 0).await;
+    }
+    world.store(1);
+    world.hand_over(1, 1).await;
+    let store = &mut world.workers[1].store;
+    store.begin(NOW, true);
+    keys.iter().for_each(|key| _ = store.replace(0, key, b"new", 0).unwrap());
+    world.store(1);
+    world.workers[1].cut(1);
+    let worker = &mut world.workers[1];
+    for unread in [3, 2, 0] {
+        let mut states = worker.begin_pass(1, false).unwrap().read().await.unwrap();
+        let failed = states.iter_mut().take(unread);
+        failed.for_each(|state| *state = Err(anyhow::anyhow!("the disk is away")));
+        assert_eq!(worker.end_pass(1, Ok(states)).is_err(), unread > 0);
+        assert_eq!((worker.unresolved(), worker.totals(0)), (unread, (10 + unread as u64, 0)));
+        assert_eq!(worker.take_cut(1).is_some(), unread == 0);
+    }
+    let handing = world.detach(1, 1);
+    world.attach(1, handing);
+    world.hand_over(1, 1).await;
     world.close().await;
 }

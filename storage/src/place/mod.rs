@@ -21,7 +21,7 @@ mod tests;
 pub(crate) use claimed::WriteClaim;
 pub(crate) use files::{names, put, read, remove_dir, sizes};
 pub use files::{remove_tree, tells_of_full_disk};
-pub(crate) use guarded::{Guarded, Writes};
+pub(crate) use guarded::{FileFault, Guarded, Writes};
 pub(crate) use home::HomeDir;
 pub use metered::Requests;
 pub(crate) use preflight::cause;

@@ -1,13 +1,12 @@
 //! Resolving the blind operations of a shard (RFC 12).
 
-use super::unresolved::{MAX_UNRESOLVED, OldRows, PASS_FROM, Pass};
+use super::unresolved::{Losses, MAX_UNRESOLVED, OldRows, PASS_FROM, Pass, PassStates};
 use super::{Closing, Shard};
 use crate::journal::Lsn;
 use crate::pending::Pending;
 use crate::resolved::{Replaced, Resolved};
-use crate::value::JournaledState;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Age of an unresolved operation at which a pass begins.
 const PASS_AGE: Duration = Duration::from_secs(1);
@@ -55,23 +54,42 @@ impl Shard {
         Some(OldRows { engine: self.engine.clone(), keys })
     }
 
-    /// Ends the pass with the old states, in the order of the rows.
-    pub(crate) fn end_pass(&mut self, states: &[Option<JournaledState>]) {
-        let Some(pass) = self.blind.pass.take() else { return };
+    /// Ends the pass with the old states.
+    ///
+    /// # Errors
+    /// If rows cannot be read, and are not lost yet: their operations are unresolved again.
+    pub(crate) fn end_pass(&mut self, states: PassStates) -> anyhow::Result<()> {
+        let Some(pass) = self.blind.pass.take() else { return Ok(()) };
+        let any_unread = states.iter().any(Result::is_err);
+        let are_lost = self.blind.unreadable.are_lost(any_unread, Instant::now());
         let (pending, cut_counters) = match &mut self.closing {
             Some(Closing { cut, .. }) if pass.is_cut => (&mut cut.pending, Some(&mut cut.counters)),
             _ => (&mut self.current, None),
         };
-        let mut replaced = Replaced::default();
+        let (mut replaced, mut losses) = (Replaced::default(), Losses::default());
+        let (mut unread, mut outcome) = (Vec::new(), Ok(()));
         for (key, state) in pass.keys.iter().zip(states) {
-            let Some(old) = state else { continue };
-            pending.correct_stored(key, old);
-            replaced.add_row(key, old);
+            let old = match state {
+                Ok(old) => old,
+                Err(error) if are_lost => losses.note(error),
+                Err(error) => {
+                    unread.push(key.clone());
+                    outcome = outcome.and(Err(error));
+                    continue;
+                }
+            };
+            if let Some(old) = old {
+                pending.correct_stored(key, &old);
+                replaced.add_row(key, &old);
+            }
         }
+        pending.add_unresolved(unread);
         replaced.take_off(&mut self.counters);
         if let Some(counters) = cut_counters {
             replaced.take_off(counters);
         }
+        losses.tell();
+        outcome
     }
 
     /// Ends a pass that has read nothing: its operations are unresolved again.
@@ -92,7 +110,7 @@ impl Shard {
         while let Some(rows) = self.begin_pass(true) {
             let pass = RunningPass(self);
             let states = rows.read().await?;
-            pass.0.end_pass(&states);
+            pass.0.end_pass(states)?;
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use unresolved::BlindState;
-pub use unresolved::OldRows;
+pub use unresolved::{OldRows, PassStates};
 
 /// A map that was cut off, with the control data for the engine that takes it.
 #[derive(Debug)]

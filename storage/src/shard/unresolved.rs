@@ -6,18 +6,30 @@
 
 use crate::counters::Counters;
 use crate::encoding::Row;
-use crate::engine::Engine;
+use crate::engine::{Engine, UnreadableFile};
 use crate::journal::Lsn;
 use crate::resolved::{Replaced, Resolved};
 use crate::value::{JournaledState, decode_state};
 use anyhow::{Context, Result};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Maximum number of a shard's unresolved operations; beyond it no put is blind.
 pub(crate) const MAX_UNRESOLVED: usize = 16_384;
 
 /// Number of unresolved operations at which a pass begins.
 pub(crate) const PASS_FROM: usize = 512;
+
+/// How long old rows that the system cannot read are tried again before they are lost: a disk may come
+/// back.
+const LOST_AFTER: Duration = Duration::from_secs(300);
+
+/// How long after such a loss further ones are lost at once: most of them lie beside it.
+const LOST_AT_ONCE: Duration = Duration::from_secs(3600);
+
+/// The states of keys that a pass has read, in the order of its rows. `None`: the key did not exist.
+/// Errors: its row cannot be read now.
+pub type PassStates = Vec<Result<Option<JournaledState>>>;
 
 /// Progress of a shard with its blind operations.
 #[derive(Debug, Default)]
@@ -30,6 +42,33 @@ pub(crate) struct BlindState {
     at: (Lsn, u64),
     /// The operations that a pass is resolving.
     pub(crate) pass: Option<Pass>,
+    pub(crate) unreadable: UnreadableRows,
+}
+
+/// History of old rows that the system cannot read.
+#[derive(Debug, Default)]
+pub(crate) struct UnreadableRows {
+    /// Time since when each pass has had some.
+    since: Option<Instant>,
+    /// Time at which some were lost last.
+    lost: Option<Instant>,
+}
+
+impl UnreadableRows {
+    /// Notes the end of a pass, which has such rows if `any`. Returns true if they are lost.
+    pub(crate) fn are_lost(&mut self, any: bool, now: Instant) -> bool {
+        if !any {
+            self.since = None;
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        let is_known = self.lost.is_some_and(|at| now.duration_since(at) < LOST_AT_ONCE);
+        let are_lost = is_known || now.duration_since(since) >= LOST_AFTER;
+        if are_lost {
+            self.lost = Some(now);
+        }
+        are_lost
+    }
 }
 
 /// A pass: old rows are being read.
@@ -125,31 +164,50 @@ impl OldRows {
         self.keys.is_empty()
     }
 
-    /// Reads the states that were in the engine, by the keys. A row that is damaged is lost: it
-    /// counts as a key without an expiry and without elements, because the shard could not store
-    /// anything as long as it waits for the row. Runs on the background runtime.
+    /// Reads the states that were in the engine, by the keys. A row that is damaged is lost, because the
+    /// shard could not store anything as long as it waits for the row. Runs on the background runtime.
     ///
     /// # Errors
-    /// If a row cannot be read for another reason.
-    pub async fn read(self) -> Result<Vec<Option<JournaledState>>> {
+    /// If the engine cannot be read. Of single rows that the system cannot read, the result has errors.
+    pub async fn read(self) -> Result<PassStates> {
         let state = |key: &[u8], row: Option<&[u8]>| row.map(|row| state_in(key, row)).transpose();
         let states = self.engine.get_many(&self.keys, state).await?;
-        let (mut lost, mut reason) = (0, None);
-        let states = states.into_iter().map(|state| {
-            state.flatten().unwrap_or_else(|error| {
-                lost += 1;
-                reason.get_or_insert(error);
-                Some(JournaledState::new(0, 0, 0))
-            })
+        let mut losses = Losses::default();
+        let states = states.into_iter().map(|state| match state.flatten() {
+            Err(error) if !error.is::<UnreadableFile>() => Ok(losses.note(error)),
+            state => state,
         });
         let states = states.collect();
-        if let Some(error) = reason {
+        losses.tell();
+        Ok(states)
+    }
+}
+
+/// Old rows that are lost.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    rows: usize,
+    /// Reason of the first loss.
+    reason: Option<anyhow::Error>,
+}
+
+impl Losses {
+    /// Notes a lost row, and returns the state for which it counts: a key without an expiry and without
+    /// elements.
+    pub(crate) fn note(&mut self, error: anyhow::Error) -> Option<JournaledState> {
+        self.rows += 1;
+        self.reason.get_or_insert(error);
+        Some(JournaledState::new(0, 0, 0))
+    }
+
+    /// Logs the losses.
+    pub(crate) fn tell(self) {
+        if let Self { rows, reason: Some(error) } = self {
             tracing::error!(
-                "{lost} replaced rows are damaged, and their keys are counted as if they had been \
-                plain strings: {error:#}"
+                "{rows} replaced rows are damaged or cannot be read, and their keys are counted as if \
+                 they had been plain strings: {error:#}"
             );
         }
-        Ok(states)
     }
 }
 
@@ -198,6 +256,28 @@ mod tests {
             blind.count(6, &mut counters);
             assert_eq!(counters.totals(1), (1, 0));
         }
+    }
+
+    #[test]
+    fn rows_that_cannot_be_read_are_lost_after_a_while_and_those_beside_them_at_once() {
+        let (mut rows, begun) = (UnreadableRows::default(), Instant::now());
+        let mut look = |after: Duration, any| rows.are_lost(any, begun + after);
+        let moment = Duration::from_secs(1);
+        assert!(!look(Duration::ZERO, true));
+        assert!(!look(LOST_AFTER - moment, true));
+        // The disk was away.
+        assert!(!look(LOST_AFTER, false));
+        let away = LOST_AFTER + moment;
+        assert!(!look(away, true));
+        assert!(!look(away + LOST_AFTER - moment, true));
+        let lost = away + LOST_AFTER;
+        assert!(look(lost, true));
+        assert!(!look(lost + moment, false));
+        assert!(look(lost + 2 * moment, true));
+        let last = lost + LOST_AT_ONCE;
+        assert!(look(last, true));
+        assert!(!look(last + moment, false));
+        assert!(!look(last + LOST_AT_ONCE, true));
     }
 
     #[test]

@@ -58,6 +58,10 @@ impl Writes {
                     self.rows.fetch_add(1, Ordering::Relaxed);
                 }
             }
+            // It works: a file of that name is there, perhaps from a write whose answer was lost.
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                self.failing().remove(directory);
+            }
             Err(error) if is_answer(error) => {}
             Err(error) => {
                 let why = format!("writing {name}: {}", cause(error));
@@ -99,6 +103,24 @@ fn is_answer(error: &Error) -> bool {
     )
 }
 
+/// The final error of a read from a local directory.
+#[derive(Debug)]
+pub(crate) enum FileFault {
+    /// The file is shorter than it was.
+    Damaged(String),
+    /// The system cannot read it. That may pass.
+    Unreadable(String),
+}
+
+impl fmt::Display for FileFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Damaged(text) | Self::Unreadable(text)) = self;
+        f.write_str(text)
+    }
+}
+
+impl std::error::Error for FileFault {}
+
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Guarded {
@@ -135,6 +157,16 @@ impl Guarded {
         done.map_err(|error| if self.is_local { give_up(doing, location, error) } else { error })
     }
 
+    /// Returns the error of a read of a range. A file that ends before the range is damaged.
+    async fn explained(&self, location: &Path, asked: Option<GetRange>, error: Error) -> Error {
+        let Some(asked) = asked.filter(|_| self.is_local && !is_final(&error)) else {
+            return error;
+        };
+        let head = GetOptions { head: true, ..GetOptions::default() };
+        let Ok(found) = self.inner.get_opts(location, head).await else { return error };
+        check_length(location, &asked, found.meta.size).err().unwrap_or(error)
+    }
+
     /// Returns the answer to a read. A range of a local file is read completely, so that an error
     /// in it is an error of the read.
     async fn whole(
@@ -144,12 +176,7 @@ impl Guarded {
         result: GetResult,
     ) -> Result<GetResult> {
         let Some(asked) = asked.filter(|_| self.is_local) else { return Ok(result) };
-        if let GetRange::Bounded(range) = asked
-            && range.end > result.meta.size
-            && location.extension() == Some("sst")
-        {
-            return Err(cut_short(location, range.end, result.meta.size));
-        }
+        check_length(location, &asked, result.meta.size)?;
         if !matches!(result.payload, GetResultPayload::File(..)) {
             return Ok(result);
         }
@@ -178,13 +205,24 @@ fn give_up(doing: &str, location: &Path, error: Error) -> Error {
 }
 
 fn unreadable(text: String) -> Error {
-    Error::Generic { store: "files", source: Box::new(NonRetryable(text.into())) }
+    final_error(FileFault::Unreadable(text))
 }
 
-fn cut_short(location: &Path, wanted: u64, size: u64) -> Error {
-    unreadable(format!(
-        "{location} is damaged: it should have {wanted} bytes at least, and it has {size}"
-    ))
+fn final_error(fault: FileFault) -> Error {
+    Error::Generic { store: "files", source: Box::new(NonRetryable(Box::new(fault))) }
+}
+
+/// Checks that a file with rows, which never changes, has the bytes that it is asked for.
+fn check_length(location: &Path, asked: &GetRange, size: u64) -> Result<()> {
+    match asked {
+        GetRange::Bounded(range) if range.end > size && location.extension() == Some("sst") => {
+            let wanted = range.end;
+            Err(final_error(FileFault::Damaged(format!(
+                "{location} is damaged: it should have {wanted} bytes at least, and it has {size}"
+            ))))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An upload whose outcome is noted.
@@ -254,8 +292,10 @@ impl ObjectStore for Guarded {
         let options = &options;
         let read = || async move {
             let asked = options.range.clone().filter(|_| !options.head);
-            let result = self.inner.get_opts(location, options.clone()).await?;
-            self.whole(location, asked, result).await
+            match self.inner.get_opts(location, options.clone()).await {
+                Ok(result) => self.whole(location, asked, result).await,
+                Err(error) => Err(self.explained(location, asked, error).await),
+            }
         };
         self.tried("reading", location, read).await
     }

@@ -1,7 +1,8 @@
 use super::*;
 use crate::clock::Clock;
-use crate::engine::{Engine, ScanLimit, Upkeep};
+use crate::engine::{DamagedFile, Engine, ScanLimit, UnreadableFile, Upkeep};
 use crate::place::Place;
+use object_store::PutMode;
 use object_store::local::LocalFileSystem;
 use slatedb::db_cache::SplitCache;
 use std::io;
@@ -22,6 +23,8 @@ enum Fault {
     Hanging,
     /// Writes end with EIO, always.
     Unwritable,
+    /// So they do, although they are stored.
+    Unanswered,
 }
 
 /// A directory on a disk with faults.
@@ -50,7 +53,7 @@ impl Disk {
         }
         match self.fault() {
             Fault::Unreadable => Err(eio()),
-            Fault::Passing(0) | Fault::None | Fault::Unwritable => Ok(()),
+            Fault::Passing(0) | Fault::None | Fault::Unwritable | Fault::Unanswered => Ok(()),
             Fault::Passing(left) => {
                 self.set(Fault::Passing(left - 1));
                 Err(eio())
@@ -79,7 +82,8 @@ impl ObjectStore for Disk {
         options: PutOptions,
     ) -> Result<PutResult> {
         self.writing()?;
-        self.files.put_opts(to, body, options).await
+        let done = self.files.put_opts(to, body, options).await;
+        if self.fault() == Fault::Unanswered { Err(eio()) } else { done }
     }
 
     async fn put_multipart_opts(
@@ -149,7 +153,10 @@ impl Shard {
     }
 
     async fn open_with(&self, read_limit: Duration) -> anyhow::Result<Engine> {
-        let upkeep = Upkeep { read_limit, ..Upkeep::default() };
+        self.open_as(Upkeep { read_limit, ..Upkeep::default() }).await
+    }
+
+    async fn open_as(&self, upkeep: Upkeep) -> anyhow::Result<Engine> {
         let cache = Arc::new(SplitCache::new().build());
         Engine::open(&self.place, cache, 1, Clock::default(), &upkeep).await
     }
@@ -273,5 +280,87 @@ async fn writes_are_repeated_until_the_disk_takes_them_and_say_so_meanwhile() {
     tokio::time::timeout(PATIENCE, flushing).await.expect("it ends").unwrap().unwrap();
     assert!(engine.progress() > before);
     assert_eq!((engine.trouble(), engine.closed()), (None, None));
+    engine.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_was_lost_is_no_trouble_once_the_store_says_that_it_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+    let disk = Arc::new(Disk { files, fault: Mutex::new(Fault::Unanswered) });
+    let guarded = Guarded::new(disk.clone(), true);
+    let manifest = Path::from("db/manifest/00000000000000000007.manifest");
+    let put = || guarded.put_opts(&manifest, "new".into(), PutMode::Create.into());
+    assert!(put().await.is_err());
+    assert!(guarded.writes().trouble().is_some());
+    disk.set(Fault::None);
+    assert!(matches!(put().await, Err(Error::AlreadyExists { .. })));
+    assert_eq!(guarded.writes().trouble(), None);
+}
+
+/// The error of a manifest that SlateDB does not understand is one of damaged files.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_has_closed_itself_does_not_say_that_rows_are_lost() {
+    let shard = Shard::new().await;
+    let engine = shard.open().await.unwrap();
+    let unflushed = Bytes::from_static(b"\x01unflushed");
+    engine.write(vec![(unflushed.clone(), Some(Bytes::from_static(b"row")))]).await.unwrap();
+    let keys = [Box::from(&unflushed[..])];
+    let is_there = |_: &[u8], row: Option<&[u8]>| row.is_some();
+    let read = engine.get_many(&keys, is_there).await.unwrap();
+    assert!(*read[0].as_ref().unwrap());
+    let manifests = shard.dir.path().join("db/manifest");
+    let listed = std::fs::read_dir(&manifests).unwrap().map(|file| file.unwrap().file_name());
+    let newest: u64 = listed.max().unwrap().to_str().unwrap()[..20].parse().unwrap();
+    std::fs::write(manifests.join(format!("{:020}.manifest", newest + 1)), "garbage").unwrap();
+    let closing = async {
+        while engine.closed().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, closing).await.expect("it closes itself");
+    let error = engine.get_many(&keys, is_there).await.unwrap_err();
+    assert!(error.is::<DamagedFile>(), "{error:#}");
+}
+
+/// Returns the rows of keys that are in both files: those that there are, and the errors of the others.
+async fn read_some(engine: &Engine) -> (usize, Vec<anyhow::Error>) {
+    let keys: Vec<Box<[u8]>> = (0..4000).step_by(200).map(|n| key(n)[..].into()).collect();
+    let rows = engine.get_many(&keys, |_, row| row.is_some()).await.unwrap();
+    assert_eq!(rows.len(), keys.len());
+    let (there, unread): (Vec<_>, Vec<_>) = rows.into_iter().partition(Result::is_ok);
+    assert!(there.iter().all(|row| *row.as_ref().unwrap()));
+    (there.len(), unread.into_iter().filter_map(Result::err).collect())
+}
+
+/// Without point reads, which have files of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_cannot_be_read_keep_no_others_from_being_read() {
+    let shard = Shard::new().await;
+    let open = || shard.open_as(Upkeep { is_remote: true, ..Upkeep::default() });
+    let engine = open().await.unwrap();
+    assert_eq!(read_some(&engine).await.0, 20);
+    engine.close().await.unwrap();
+    // What is read once is cached.
+    let engine = open().await.unwrap();
+    shard.disk.set(Fault::Unreadable);
+    let (_, unread) = read_some(&engine).await;
+    assert_eq!(unread.len(), 20);
+    assert!(unread.iter().all(anyhow::Error::is::<UnreadableFile>), "{unread:?}");
+    shard.disk.set(Fault::None);
+    assert_eq!(read_some(&engine).await.0, 20, "the disk is back");
+    engine.close().await.unwrap();
+
+    let engine = open().await.unwrap();
+    // Each ends in the middle of its rows, so behind the beginning of some reads, and before that of others.
+    for file in shard.files() {
+        let size = std::fs::metadata(&file).unwrap().len();
+        std::fs::File::options().write(true).open(&file).unwrap().set_len(size / 2).unwrap();
+    }
+    let (_, lost) = read_some(&engine).await;
+    assert!(!lost.is_empty());
+    assert!(lost.iter().all(anyhow::Error::is::<DamagedFile>), "{lost:?}");
+    let texts: Vec<_> = lost.iter().map(|error| format!("{error:#}")).collect();
+    assert!(texts.iter().all(|text| text.contains("is damaged: it should have")), "{texts:?}");
     engine.close().await.unwrap();
 }
