@@ -102,7 +102,14 @@ async fn split(own: Seated, shard: u16) -> ShardChange {
 /// Splits a shard. `is_held` becomes true once commands wait for it.
 async fn try_to_split(own: &Seated, shard: u16, is_held: &mut bool) -> Result<()> {
     let begun = Instant::now();
+    // An earlier try may count although nobody knew: its new shard has the files that this one would replace.
+    if let Some(newest) = own.seat.maps().newest().await? {
+        own.cluster.learn(&newest);
+    }
     let map = own.cluster.map();
+    if map.lower_half(shard).is_none() {
+        bail!("it is split already, or nobody asks for it any more");
+    }
     if !map.has_room_for_shard() {
         return call_off(own, shard, &MapRefusal::ManyShards).await;
     }

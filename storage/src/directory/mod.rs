@@ -154,7 +154,7 @@ impl Directory {
         check_cpus()?;
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
-                place.preflight_at_start().await?;
+                place.preflight().await?;
             }
         }
         Self::open_with(options, clock, Arc::new(RealDisk), Arc::new(local_files())).await

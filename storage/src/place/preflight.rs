@@ -14,61 +14,46 @@ use std::time::Duration;
 /// Time limit for the whole check.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Error of a store in which objects stay.
-const UNDELETABLE: &str = "it does not delete objects: allow the credentials that, and lift a retention policy of the \
-    bucket";
-
 /// Number of concurrent creators of the same object.
 const RIVALS: u8 = 4;
 
 impl Place {
-    /// Proves that the store answers, that it accepts the credentials, that its bucket exists, that
-    /// of several creators of an object only one succeeds, and that objects can be deleted. Costs about
-    /// ten requests.
+    /// Proves that the store answers, that it accepts the credentials, that its bucket exists, and
+    /// that of several creators of an object only one succeeds. Costs about ten requests.
+    ///
+    /// A store that does not delete is used all the same, with a warning: data can be served for long before
+    /// too many objects have piled up.
     ///
     /// # Errors
     /// The problem and its remedy, in a line, within seconds.
     pub async fn preflight(&self) -> Result<()> {
-        self.check().await?.with_context(|| self.unusable())
-    }
-
-    /// Does the same for a place that may have data already. One that deletes nothing is used then, with a
-    /// warning: the data can be served for long.
-    pub(crate) async fn preflight_at_start(&self) -> Result<()> {
-        if let Err(error) = self.check().await? {
-            tracing::warn!("the store {self}: {error:#}");
-        }
-        Ok(())
-    }
-
-    /// Returns a result within the result if only the deletion failed.
-    async fn check(&self) -> Result<Result<()>> {
         let name = format!("preflight/{:016x}", rand::random::<u64>());
         let (one, many) = (self.path(&format!("{name}-1")), self.path(&format!("{name}-2")));
         let checked = tokio::time::timeout(LIMIT, async {
             self.creates_once(&one).await?;
-            self.creates_for_one(&many).await?;
-            Ok(self.deletes([&one, &many]).await)
+            self.creates_for_one(&many).await
         });
         let checked = checked.await.unwrap_or_else(|_| {
             Err(anyhow!("it has not answered within {} seconds", LIMIT.as_secs()))
         });
-        // Remaining objects are small, and never read.
-        checked.with_context(|| self.unusable())
+        checked.with_context(|| format!("the store {self} cannot be used"))?;
+        let deleted = tokio::time::timeout(LIMIT, self.deletes([&one, &many])).await;
+        if let Ok(Err(error)) = deleted {
+            tracing::warn!(
+                "the store {self} does not delete objects, so they pile up: allow the credentials that, and lift a \
+                retention policy of the bucket: {error:#}"
+            );
+        }
+        Ok(())
     }
 
-    fn unusable(&self) -> String {
-        format!("the store {self} cannot be used")
-    }
-
-    /// Checks that objects can be deleted: all that is dropped or merged would stay otherwise, and starts would in
-    /// the end take too long.
+    /// Deletes the objects, which are small, and never read.
     async fn deletes(&self, paths: [&Path; 2]) -> Result<()> {
         for outcome in join_all(paths.map(|path| self.store.delete(path))).await {
             match outcome {
                 // An attempt whose answer was lost has deleted it.
                 Ok(()) | Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(explain(&error).context(UNDELETABLE)),
+                Err(error) => return Err(explain(&error)),
             }
         }
         Ok(())

@@ -29,7 +29,7 @@ const PLAIN_KEYS: u64 = 20;
 const ALL_KEYS: u64 = PLAIN_KEYS + 8;
 
 /// Seeds of a test.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 120;
 
 fn key_name(key: u64) -> Vec<u8> {
     format!("key:{key}").into_bytes()

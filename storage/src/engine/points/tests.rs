@@ -189,7 +189,7 @@ fn find_random_rows(seed: u64, local: &Local) {
     let mut random = Random(seed);
     let mut model = BTreeMap::new();
     let mut known = 0_u64;
-    for round in 0..60 {
+    for round in 0..30 {
         let rows: BTreeMap<Bytes, Option<Bytes>> = (0..random.below(400) + 1)
             .map(|_| {
                 let value = (random.below(4) > 0).then(|| random.value());
