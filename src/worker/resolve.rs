@@ -14,6 +14,8 @@ use std::time::Instant;
 pub(super) struct FailedPasses {
     /// Time since when each has failed.
     pub(super) since: Instant,
+    /// Time of the last one.
+    pub(super) last: Instant,
     /// The error of the last one.
     pub(super) error: String,
 }
@@ -56,9 +58,9 @@ impl Worker {
             };
             let has_failed = error.is_some();
             if let Some(job) = self.passes.jobs.borrow_mut().get_mut(&stay) {
-                let since =
-                    job.unresolvable.take().map_or_else(Instant::now, |before| before.since);
-                job.unresolvable = error.map(|error| FailedPasses { since, error });
+                let last = Instant::now();
+                let since = job.unresolvable.take().map_or(last, |before| before.since);
+                job.unresolvable = error.map(|error| FailedPasses { since, last, error });
             }
             self.passes.ended.notify_waiters();
             if has_failed {

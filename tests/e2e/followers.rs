@@ -609,11 +609,11 @@ fn a_primary_becomes_a_replica_though_the_client_that_has_ordered_it_is_killed()
 /// A replica that gets another data set passes no part of it on, be it that it is killed meanwhile.
 #[test]
 fn replicas_of_a_replica_keep_their_data_while_it_loads() {
-    const KEYS: i64 = 20_000;
+    const KEYS: i64 = 8000;
     let primaries = [(); 2].map(|()| Server::start(&["--enable-debug-command", "local"]));
     for primary in &primaries {
         let _: () =
-            cmd("DEBUG").arg(&["POPULATE", "20000"]).query(&mut primary.client()).expect("DEBUG");
+            cmd("DEBUG").arg(&["POPULATE", "8000"]).query(&mut primary.client()).expect("DEBUG");
     }
     let mut middle = follow(&primaries[0], &["--workers", "2"]);
     let last = follow(&middle, &["--workers", "2"]);

@@ -14,7 +14,10 @@ const CLOSING: Duration = Duration::from_secs(5);
 impl Engine {
     /// Closes an engine that is not needed any more. Errors do not matter, but its tasks must end.
     pub(crate) async fn abandon(&self) {
-        let _ = tokio::time::timeout(CLOSING, self.close()).await;
+        // It goes on behind the limit: SlateDB ends its tasks last.
+        let engine = self.clone();
+        let closing = tokio::spawn(async move { engine.close().await });
+        let _ = tokio::time::timeout(CLOSING, closing).await;
     }
 
     /// Returns the outcome of a step with an engine that was just opened, which is closed if it failed.

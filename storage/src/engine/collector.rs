@@ -18,6 +18,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How much older than the newest of them a file in a bucket is that goes at once: an owner may have a shard for
+/// a shorter time than the files stay, and the clock that dates them is the store's.
+const LONG_PAST: Duration = Duration::from_secs(3600);
+
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct CollectorFilter {
@@ -38,10 +42,15 @@ impl CollectorFilter {
     /// Returns those of `versions` that this process has known for long enough.
     fn old(&self, versions: HashSet<ObjectMetadata>, now: Instant) -> HashSet<ObjectMetadata> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = versions.iter().map(|version| version.last_modified).max();
+        let is_long_past = |version: &ObjectMetadata| {
+            let behind = newest.map(|newest| (newest - version.last_modified).to_std());
+            self.readers.is_none() && behind.and_then(Result::ok).is_some_and(|it| it > LONG_PAST)
+        };
         let is_old = |version: &ObjectMetadata| {
             let path = version.location.as_ref();
             let first = *found.entry(path.to_owned()).or_insert(now);
-            let is_old = now.duration_since(first) >= self.versions_age;
+            let is_old = now.duration_since(first) >= self.versions_age || is_long_past(version);
             if is_old {
                 found.remove(path);
             }
@@ -110,6 +119,23 @@ mod tests {
             assert_eq!(deleted(&filter, &["1.compactions"], last), ["1.compactions"]);
             assert_eq!(deleted(&filter, &["2.manifest"], last), ["2.manifest"]);
             assert!(filter.found.lock().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn in_a_bucket_files_of_long_ago_go_at_once() {
+        for (upkeep, expected) in [
+            (Upkeep::default(), &[][..]),
+            (Upkeep::remote(Duration::from_secs(1)), &["1.manifest"][..]),
+        ] {
+            let filter = CollectorFilter::new(&upkeep, &Arc::default());
+            let mut files = [file("1.manifest"), file("2.manifest"), file("3.manifest")];
+            files[1].last_modified += chrono::Duration::seconds(1);
+            files[2].last_modified += chrono::Duration::from_std(LONG_PAST).unwrap();
+            files[2].last_modified += chrono::Duration::seconds(1);
+            let old = filter.old(HashSet::from(files), Instant::now());
+            let names: Vec<_> = old.iter().filter_map(|file| file.location.filename()).collect();
+            assert_eq!(names, expected);
         }
     }
 

@@ -61,6 +61,8 @@ impl Shard {
     pub(crate) fn end_pass(&mut self, states: PassStates) -> anyhow::Result<()> {
         let Some(pass) = self.blind.pass.take() else { return Ok(()) };
         let any_unread = states.iter().any(Result::is_err);
+        // Nothing is said about single rows while the engine cannot write, either.
+        let any_unread = any_unread && self.engine.trouble().is_none();
         let are_lost = self.blind.unreadable.are_lost(any_unread, Instant::now());
         let (pending, cut_counters) = match &mut self.closing {
             Some(Closing { cut, .. }) if pass.is_cut => (&mut cut.pending, Some(&mut cut.counters)),

@@ -204,8 +204,17 @@ fn give_up(doing: &str, location: &Path, error: Error) -> Error {
     unreadable(text)
 }
 
+/// Errors of the system that are of the medium: a repair of the process's surroundings (rights, a limit of open
+/// files) does not help.
+const OF_MEDIUM: [i32; 3] = [libc::EIO, libc::EBADMSG, libc::EUCLEAN];
+
 fn unreadable(text: String) -> Error {
-    final_error(FileFault::Unreadable(text))
+    let is_of_medium = |code| text.contains(&format!("(os error {code})"));
+    if OF_MEDIUM.into_iter().any(is_of_medium) {
+        final_error(FileFault::Unreadable(text))
+    } else {
+        Error::Generic { store: "files", source: Box::new(NonRetryable(text.into())) }
+    }
 }
 
 fn final_error(fault: FileFault) -> Error {
