@@ -263,8 +263,8 @@ fn an_engine_that_has_closed_itself_is_opened_again_while_the_server_runs() {
     }
 }
 
-#[test]
-fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
+/// Starts a server whose rows are all in files, and returns the biggest one.
+fn with_rows_in_files() -> (Server, PathBuf) {
     let mut server = Server::start(&OPTIONS);
     let mut pipe = redis::pipe();
     for n in 0..20_000 {
@@ -274,59 +274,51 @@ fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
     server.stop();
     server.restart();
     let file = biggest(&server.dir().join("data"));
+    (server, file)
+}
+
+/// Writes to keys without a look at their rows, some of which cannot be read any more.
+fn write_beside_lost_rows(client: &mut Connection) {
+    let lost = (4000..8000).filter(|n| client.get::<_, String>(key(n % 2, *n)).is_err()).count();
+    assert!(lost > 0, "no key of the part is among those");
+    let mut pipe = redis::pipe();
+    for n in 0..4000 {
+        pipe.set(key(n % 2, n), n).ignore();
+    }
+    let () = pipe.query(client).expect("stored without a look at what was there");
+    assert_eq!(redis::cmd("DBSIZE").query::<usize>(client), Ok(20_000));
+}
+
+fn has_what_was_written(client: &mut Connection) {
+    for n in 0..4000 {
+        assert_eq!(client.get::<_, usize>(key(n % 2, n)), Ok(n));
+    }
+}
+
+#[test]
+fn a_damaged_block_does_not_keep_its_shard_from_storing_new_values() {
+    let (mut server, file) = with_rows_in_files();
     let mut bytes = fs::read(&file).expect("read");
     let third = bytes.len() / 3;
     bytes[third..third + 100].fill(0);
     // The server has the file open.
     let mut open = fs::File::options().write(true).open(&file).expect("opened");
     std::io::Write::write_all(&mut open, &bytes).expect("damaged");
-    let mut client = client(&server);
-    let is_lost =
-        |n: usize, client: &mut Connection| client.get::<_, String>(key(n % 2, n)).is_err();
-    let lost = (4000..8000).filter(|n| is_lost(*n, &mut client)).count();
-    assert!(lost > 0, "no key of the block is among those");
-    let mut pipe = redis::pipe();
-    for n in 0..4000 {
-        pipe.set(key(n % 2, n), n).ignore();
-    }
-    let () = pipe.query(&mut client).expect("stored without a look at what was there");
-    let keys: usize = redis::cmd("DBSIZE").query(&mut client).expect("a number");
-    assert_eq!(keys, 20_000);
+    write_beside_lost_rows(&mut client(&server));
     server.stop();
     server.restart();
-    let mut client = server.client();
-    for n in 0..4000 {
-        assert_eq!(client.get::<_, usize>(key(n % 2, n)), Ok(n));
-    }
+    has_what_was_written(&mut server.client());
     server.stop();
 }
 
 /// The server has the file open while it is cut.
 #[test]
 fn a_file_that_is_cut_short_does_not_keep_its_shard_from_storing_new_values() {
-    let mut server = Server::start(&OPTIONS);
-    let mut pipe = redis::pipe();
-    for n in 0..20_000 {
-        pipe.set(key(n % 2, n), "v".repeat(100)).ignore();
-    }
-    let () = pipe.query(&mut server.client()).expect("stored");
-    server.stop();
-    server.restart();
-    let file = biggest(&server.dir().join("data"));
+    let (mut server, file) = with_rows_in_files();
     let whole = fs::read(&file).expect("read");
     cut(&file, whole.len() as u64 / 3);
     let mut client = client(&server);
-    let is_lost =
-        |n: usize, client: &mut Connection| client.get::<_, String>(key(n % 2, n)).is_err();
-    let lost = (4000..8000).filter(|n| is_lost(*n, &mut client)).count();
-    assert!(lost > 0, "no key of the rest is among those");
-    let mut pipe = redis::pipe();
-    for n in 0..4000 {
-        pipe.set(key(n % 2, n), n).ignore();
-    }
-    let () = pipe.query(&mut client).expect("stored without a look at what was there");
-    let keys: usize = redis::cmd("DBSIZE").query(&mut client).expect("a number");
-    assert_eq!(keys, 20_000);
+    write_beside_lost_rows(&mut client);
     assert_eq!(stalled_shards(&mut client), "");
     server.stop();
     assert!(server.log().contains("replaced rows are damaged"), "{}", server.log());
@@ -334,9 +326,7 @@ fn a_file_that_is_cut_short_does_not_keep_its_shard_from_storing_new_values() {
     fs::write(&file, &whole).expect("written");
     server.restart();
     let mut client = server.client();
-    for n in 0..4000 {
-        assert_eq!(client.get::<_, usize>(key(n % 2, n)), Ok(n));
-    }
+    has_what_was_written(&mut client);
     assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client), Ok(20_000));
     server.stop();
 }
